@@ -1,0 +1,37 @@
+# Every target sets up what it needs; a second run is fast. CI calls the same targets.
+PYTHON ?= python3
+BIN := .venv/bin
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+NATIVE := CMakeLists.txt $(wildcard proxy/src/*.[ch] proxy/include/*/*.h kernels/*.cpp kernels/*.cuh)
+
+.PHONY: help venv demo test lint bench proto clean
+help:  ## Show this list
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
+
+build/.packages: pyproject.toml tools/setup.sh
+	tools/setup.sh $(PYTHON)
+	@mkdir -p build && touch $@
+
+build/.installed: build/.packages $(NATIVE)
+	pip install --quiet --no-build-isolation --no-deps --editable .
+	@touch $@
+
+venv: build/.installed  ## Create .venv with the package, its C libraries and the developer tools
+
+demo: venv  ## Plan the sample ring, then run verified all-reduces on 4 local ranks
+	roce-ring plan mesh/examples/four-spark-ring.yaml --out build/demo
+	roce-ring bench --local 4 --check --sizes 2048,16384,131072,1048576 --dtype bf16
+
+test: venv  ## Run every test tier: Python, native with sanitizers, aarch64, CUDA compile, wheel
+	python tests/run_tiers.py
+
+lint: venv  ## Formatting, types, generated code, forbidden words
+	python tools/lint.py
+
+bench: venv  ## Compare with gloo over 4 local ranks (installs the torch CPU wheel)
+	pip install --quiet 'torch>=2.6'
+	roce-ring bench --local 4 --compare gloo --plot build/bench.png
+
+clean:  ## Remove everything that make has made
+	rm -rf .venv build roce_ring/_lib roce_ring/_include
