@@ -5,7 +5,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 NATIVE := CMakeLists.txt $(wildcard proxy/src/*.[ch] proxy/include/*/*.h kernels/*.cpp kernels/*.cuh)
 
-.PHONY: help venv demo test lint bench proto clean
+.PHONY: help venv demo test lint bench clean
 help:  ## Show this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
 
@@ -14,7 +14,8 @@ build/.packages: pyproject.toml tools/setup.sh
 	@mkdir -p build && touch $@
 
 build/.installed: build/.packages $(NATIVE)
-	pip install --quiet --no-build-isolation --no-deps --editable .
+	ln -sfn ../mesh roce_ring/mesh && ln -sfn ../kernels roce_ring/kernels # the layout a wheel has, for mypy and for `python -m`
+	pip install -qq --no-build-isolation --no-deps --editable .
 	@touch $@
 
 venv: build/.installed  ## Create .venv with the package, its C libraries and the developer tools
@@ -30,7 +31,7 @@ lint: venv  ## Formatting, types, generated code, forbidden words
 	python tools/lint.py
 
 bench: venv  ## Compare with gloo over 4 local ranks (installs the torch CPU wheel)
-	pip install --quiet 'torch>=2.6'
+	pip install -qq 'torch>=2.6'
 	roce-ring bench --local 4 --compare gloo --plot build/bench.png
 
 clean:  ## Remove everything that make has made

@@ -28,4 +28,4 @@ import tomllib
 project = tomllib.load(open("pyproject.toml", "rb"))["project"]
 print(*project["dependencies"], *project["optional-dependencies"]["dev"], sep="\n")
 PY
-.venv/bin/pip install --quiet --disable-pip-version-check -r .venv/requirements.txt
+.venv/bin/pip install -qq --disable-pip-version-check -r .venv/requirements.txt

@@ -1,0 +1,205 @@
+"""Run the test tiers, one after the other, and say at the end which ran and why one did not.
+
+    python tests/run_tiers.py [TIER ...]
+
+A tier that lacks a tool installs it when it may (root on Debian or Ubuntu) and otherwise says what to install and is left out. With CI=true
+a tier that could not run is a failure: a green CI run means that everything was tried. Standard library only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+BUILD = ROOT / "build"
+CI = os.environ.get("CI") == "true"
+TIER_TIMEOUT_S = 900.0
+
+SANITIZER_ENV = {
+    "TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1",
+    "ASAN_OPTIONS": "detect_leaks=1:strict_string_checks=1",
+    "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
+}
+
+
+Tools = tuple[tuple[str, str], ...]  # (program, or absolute path of a file; Debian package that brings it)
+
+
+@dataclass(frozen=True)
+class Tier:
+    name: str
+    what: str
+    run: Callable[[], None]
+    tools: Tools = ()
+    wants: Tools = ()  # without these the tier runs, but covers less
+
+
+def sh(*command: str | Path, **env: str) -> None:
+    """Run one command from the repository's root, output shown; raises CalledProcessError or TimeoutExpired."""
+    argv = [str(part) for part in command]
+    print("+", " ".join(argv), flush=True)
+    subprocess.run(argv, cwd=ROOT, check=True, timeout=TIER_TIMEOUT_S, env={**os.environ, **env}, stdin=subprocess.DEVNULL)
+
+
+def missing_from(tools: Tools) -> Tools:
+    return tuple((tool, package) for tool, package in tools if not (shutil.which(tool) or Path(tool).is_file()))
+
+
+def install(tools: Tools) -> str:
+    """Install what is missing where this user may; returns why something is still missing, or nothing."""
+    missing = missing_from(tools)
+    if not missing:
+        return ""
+    packages = sorted({package for _, package in missing})
+    if os.geteuid() == 0 and shutil.which("apt-get"):
+        try:
+            sh("apt-get", "update", "-q")
+            sh("apt-get", "install", "-qy", "--no-install-recommends", *packages, DEBIAN_FRONTEND="noninteractive")
+        except subprocess.CalledProcessError:
+            return f"apt-get could not install {' '.join(packages)}"
+        return ""
+    return f"no {', '.join(tool for tool, _ in missing)}; run: sudo apt-get install {' '.join(packages)}"
+
+
+def python_tests() -> None:
+    sh(sys.executable, "-m", "pytest")
+
+
+def native(name: str, *options: str, **env: str) -> None:
+    """Configure, build and run tests/native in its own build folder."""
+    folder = BUILD / f"native-{name}"
+    sh("cmake", "-S", ROOT, "-B", folder, "-G", "Ninja", "-DRR_BUILD_TESTS=ON", "-DRR_DEV=ON", *options)
+    sh("cmake", "--build", folder, "--parallel", "2")
+    sh(*no_aslr(), "ctest", "--test-dir", folder, "--output-on-failure", "--no-tests=error", **env)
+
+
+def no_aslr() -> list[str]:
+    """ThreadSanitizer of GCC 12 cannot start under the address randomisation of newer kernels; where we may, switch it off."""
+    command = ["setarch", "--addr-no-randomize"]
+    if shutil.which("setarch") and subprocess.run([*command, "true"], capture_output=True, check=False).returncode == 0:
+        return command
+    return []
+
+
+def sanitized(kind: str) -> None:
+    native(kind, f"-DRR_SANITIZE={kind}", "-DCMAKE_BUILD_TYPE=RelWithDebInfo", **SANITIZER_ENV)
+
+
+def aarch64() -> None:
+    native("aarch64", f"-DCMAKE_TOOLCHAIN_FILE={ROOT / 'cmake' / 'aarch64.cmake'}")
+
+
+def cuda() -> None:
+    sh(sys.executable, ROOT / "tests" / "compile" / "check_cuda.py")
+
+
+WHEEL_FILES = (
+    "roce_ring/py.typed",
+    "roce_ring/_lib/libroce_ring_proxy.so",
+    "roce_ring/_lib/libroce_ring_kernels.so",
+    "roce_ring/_include/roce_ring/layout.h",
+    "roce_ring/kernels/roce_ring_kernels.cu",
+    "roce_ring/mesh/plan.py",
+    "roce_ring/mesh/examples/four-spark-ring.yaml",
+)
+WHEEL_CHECK = """
+import roce_ring, roce_ring.mesh.plan, roce_ring.native, sys
+assert sys.prefix in roce_ring.__file__, roce_ring.__file__
+"""
+
+
+def wheel() -> None:
+    """What a user installs: build the wheel, look inside, install it into an empty environment and use it."""
+    with tempfile.TemporaryDirectory(prefix="roce-ring-wheel-") as folder:
+        sh(sys.executable, "-m", "pip", "wheel", "-qq", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, ROOT)
+        (file,) = Path(folder).glob("*.whl")
+        names = set(zipfile.ZipFile(file).namelist())
+        absent = [name for name in WHEEL_FILES if name not in names]
+        if absent:
+            raise AssertionError(f"the wheel lacks {', '.join(absent)}")
+        home = Path(folder) / "venv"
+        venv.create(home, with_pip=True)
+        sh(home / "bin" / "pip", "install", "-qq", file)
+        subprocess.run([str(home / "bin" / "python"), "-c", WHEEL_CHECK], cwd=folder, check=True, timeout=60)
+        sh(home / "bin" / "roce-ring", "plan", ROOT / "mesh" / "examples" / "four-spark-ring.yaml")
+
+
+VERBS = (("/usr/include/infiniband/verbs.h", "libibverbs-dev"),)
+BUILD_TOOLS = (("cc", "gcc"), ("c++", "g++"))
+CROSS_TOOLS = (
+    ("aarch64-linux-gnu-gcc", "gcc-aarch64-linux-gnu"),
+    ("aarch64-linux-gnu-g++", "g++-aarch64-linux-gnu"),
+    ("qemu-aarch64-static", "qemu-user-static"),
+)
+TIERS = (
+    Tier("python", "Python tests", python_tests),
+    Tier("native", "C and C++ tests", lambda: native("plain"), BUILD_TOOLS, VERBS),
+    Tier("thread", "C and C++ tests under ThreadSanitizer", lambda: sanitized("thread"), BUILD_TOOLS, VERBS),
+    Tier("address", "C and C++ tests under AddressSanitizer", lambda: sanitized("address"), BUILD_TOOLS, VERBS),
+    Tier("undefined", "C and C++ tests under UBSan", lambda: sanitized("undefined"), BUILD_TOOLS, VERBS),
+    Tier("aarch64", "C and C++ tests on 64-bit Arm (cross build, qemu-user)", aarch64, CROSS_TOOLS, VERBS),
+    Tier("cuda", "kernels compile for every GPU architecture", cuda, BUILD_TOOLS),
+    Tier("wheel", "the wheel holds everything and works when installed", wheel, BUILD_TOOLS),
+)
+
+
+def run_tier(tier: Tier) -> tuple[str, str]:
+    """(outcome, why not) of one tier; outcome is passed, FAILED or not run."""
+    print(f"\n=== {tier.name}: {tier.what} ===", flush=True)
+    if lacking := install(tier.tools):
+        return "not run", lacking
+    lacking = install(tier.wants)
+    if lacking and CI:
+        return "not run", lacking
+    try:
+        tier.run()
+    except subprocess.CalledProcessError as error:
+        return "FAILED", f"exit status {error.returncode}: {' '.join(map(str, error.cmd))[:120]}"
+    except subprocess.TimeoutExpired as error:
+        return "FAILED", f"no end within {error.timeout:.0f} s: {' '.join(map(str, error.cmd))[:120]}"
+    except (AssertionError, OSError) as error:
+        return "FAILED", str(error)
+    return "passed", lacking and f"in part: {lacking}"
+
+
+def main() -> int:
+    names = [tier.name for tier in TIERS]
+    parser = argparse.ArgumentParser(description="Run the test tiers and say which ran.")
+    parser.add_argument("tiers", nargs="*", metavar="TIER", help=f"any of {', '.join(names)}; all without one")
+    chosen = parser.parse_args().tiers
+    if unknown := [name for name in chosen if name not in names]:
+        parser.error(f"unknown tier {', '.join(unknown)}; the tiers are {', '.join(names)}")
+
+    rows = []
+    for tier in TIERS:
+        if not chosen or tier.name in chosen:
+            start = time.monotonic()
+            outcome, why = run_tier(tier)
+            rows.append((tier.name, outcome, f"{time.monotonic() - start:.0f} s", why))
+
+    print(f"\n{'tier':<10} | {'ran':<8} | {'time':>6} | why not, or what was left out")
+    for name, outcome, seconds, why in rows:
+        print(f"{name:<10} | {outcome:<8} | {seconds:>6} | {why}")
+    passed = sum(outcome == "passed" for _, outcome, _, _ in rows)
+    skipped = sum(outcome == "not run" for _, outcome, _, _ in rows)
+    failed = len(rows) - passed - skipped
+    if CI and skipped:
+        print("CI is true: a tier that did not run counts as failed")
+        failed, skipped = failed + skipped, 0
+    print(f"tiers: {passed} passed, {failed} failed, {skipped} skipped")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
