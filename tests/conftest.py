@@ -1,4 +1,4 @@
-"""A test that passes but logged a warning or worse has found something: it fails, unless it says that the warning is its subject."""
+"""A test that passes but logged a warning or worse has found something: it fails, unless the warning is its subject."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
     python tests/run_tiers.py [TIER ...]
 
-A tier that lacks a tool installs it when it may (root on Debian or Ubuntu) and otherwise says what to install and is left out. With CI=true
-a tier that could not run is a failure: a green CI run means that everything was tried. Standard library only.
+A tier that lacks a tool installs it when it may (root on Debian or Ubuntu) and otherwise says what to install and is
+left out. With CI=true a tier that could not run is a failure: a green CI run means that everything was tried.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def sh(*command: str | Path, **env: str) -> None:
     """Run one command from the repository's root, output shown; raises CalledProcessError or TimeoutExpired."""
     argv = [str(part) for part in command]
     print("+", " ".join(argv), flush=True)
-    subprocess.run(argv, cwd=ROOT, check=True, timeout=TIER_TIMEOUT_S, env={**os.environ, **env}, stdin=subprocess.DEVNULL)
+    environment = {**os.environ, **env}
+    subprocess.run(argv, cwd=ROOT, check=True, timeout=TIER_TIMEOUT_S, env=environment, stdin=subprocess.DEVNULL)
 
 
 def missing_from(tools: Tools) -> Tools:
@@ -85,7 +86,7 @@ def native(name: str, *options: str, **env: str) -> None:
 
 
 def no_aslr() -> list[str]:
-    """ThreadSanitizer of GCC 12 cannot start under the address randomisation of newer kernels; where we may, switch it off."""
+    """GCC 12's ThreadSanitizer cannot start under newer kernels' address randomisation: switch it off if we may."""
     command = ["setarch", "--addr-no-randomize"]
     if shutil.which("setarch") and subprocess.run([*command, "true"], capture_output=True, check=False).returncode == 0:
         return command
@@ -122,7 +123,7 @@ assert sys.prefix in roce_ring.__file__, roce_ring.__file__
 def wheel() -> None:
     """What a user installs: build the wheel, look inside, install it into an empty environment and use it."""
     with tempfile.TemporaryDirectory(prefix="roce-ring-wheel-") as folder:
-        sh(sys.executable, "-m", "pip", "wheel", "-qq", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, ROOT)
+        sh("pip", "wheel", "-qq", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, ROOT)
         (file,) = Path(folder).glob("*.whl")
         names = set(zipfile.ZipFile(file).namelist())
         absent = [name for name in WHEEL_FILES if name not in names]

@@ -1,4 +1,4 @@
-"""Every check that reads the source and runs nothing of it: `python tools/lint.py`. All checks run; the failed ones are named at the end."""
+"""Every check that reads the source and runs none of it. All of them run; the failed ones are named at the end."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# What belongs to the machine someone worked on, not to the project: local paths and the names of package hosts, which a user's
-# own pip and apt configuration decides. (Each pattern has a one-letter class so that this file does not match itself.)
+# What belongs to the machine someone worked on, not to the project: local paths, and the names of package hosts, which
+# a user's own pip and apt configuration decides. (The one-letter classes keep this file from matching itself.)
 FORBIDDEN = re.compile(
     r"/wor[k]/|\.\./share[d]\b|/tmp/brie[f]|\.librar[y]/|sessio[n] notes"
     r"|pyp[i]\.org|pythonhoste[d]|deb\.debia[n]\.|npmj[s]\.|conda\.anacond[a]",
@@ -45,7 +45,7 @@ def forbidden_words() -> bool:
             continue
         for number, line in enumerate(lines, 1):
             if found := FORBIDDEN.search(line):
-                print(f"{file.relative_to(ROOT)}:{number}: '{found[0]}' belongs to one machine, not to the project: leave it out")
+                print(f"{file.relative_to(ROOT)}:{number}: '{found[0]}' belongs to one machine: leave it out")
                 clean = False
     return clean
 

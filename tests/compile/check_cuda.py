@@ -2,12 +2,11 @@
 
     python tests/compile/check_cuda.py [SOURCE]
 
-Two compilers see the same source: nvcc 13 (the ahead-of-time view: its warnings are errors) and NVRTC, the run-time compiler that
-CuPy uses in production. CUDA 13 dropped sm_70, and the CUDA 12 packages carry no nvcc program, so sm_70 goes through NVRTC 12.9.
+Two compilers see the same source: nvcc 13 (the ahead-of-time view) and NVRTC, the run-time compiler that CuPy uses in
+production. CUDA 13 dropped sm_70, and the CUDA 12 packages carry no nvcc program, so sm_70 goes through NVRTC 12.9.
 Compilers come from PyPI, are cached under build/cuda by version, and are never put into the virtual environment.
 
-Fails on a warning, on an error, and on a register spill in the one-shot kernel (any function with `full` in its name): spilled
-registers cost more there than the whole reduction.
+Fails on an error, on a warning, and on a register spill in the one-shot kernel (any function with `full` in its name).
 """
 
 from __future__ import annotations
@@ -18,7 +17,9 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,7 +35,11 @@ CUDA13 = {
     "nvidia-cuda-cccl": "13.0.85",  # cuda_fp16.h includes <nv/target>
     "nvidia-cuda-nvrtc": "13.0.88",
 }
-CUDA12 = {"nvidia-cuda-nvrtc-cu12": "12.9.86", "nvidia-cuda-runtime-cu12": "12.9.79", "nvidia-cuda-cccl-cu12": "12.9.27"}
+CUDA12 = {
+    "nvidia-cuda-nvrtc-cu12": "12.9.86",
+    "nvidia-cuda-runtime-cu12": "12.9.79",
+    "nvidia-cuda-cccl-cu12": "12.9.27",
+}
 
 # 80: A100. 90: H100/H200. 120: RTX PRO 6000. 121: GB10 (DGX Spark). 70: V100, the oldest with the memory model we use.
 NVCC_ARCHS = (80, 90, 120, 121)
@@ -47,6 +52,10 @@ class Function:
     name: str
     registers: int
     spill_bytes: int
+
+    def __str__(self) -> str:
+        spills = f" (spills {self.spill_bytes} B)" if self.spill_bytes else ""
+        return f"{self.name} {self.registers}{spills}"
 
 
 def fetch(name: str, packages: dict[str, str]) -> Path:
@@ -103,7 +112,8 @@ def nvrtc(libraries: Path, headers: list[Path], source: Path, arch: int) -> str:
     rc = lib.nvrtcCreateProgram(ctypes.byref(program), source.read_bytes(), source.name.encode(), 0, None, None)
     options = [f"--gpu-architecture=sm_{arch}", "-std=c++17", "--ptxas-options=-v"]
     options += [f"-I{path}" for path in [*INCLUDES, *headers]]
-    rc = rc or lib.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*map(str.encode, options)))
+    arguments = (ctypes.c_char_p * len(options))(*map(str.encode, options))
+    rc = rc or lib.nvrtcCompileProgram(program, len(options), arguments)
     size = ctypes.c_size_t()
     lib.nvrtcGetProgramLogSize(program, ctypes.byref(size))
     log = ctypes.create_string_buffer(max(size.value, 1))
@@ -127,18 +137,15 @@ def main() -> int:
     include13 = cuda13 / "nvidia/cu13/include"
     headers13 = [include13, include13 / "cccl"]
     headers12 = [cuda12 / "nvidia/cuda_runtime/include", cuda12 / "nvidia/cuda_cccl/include"]
-    jobs = [(f"nvcc 13.0 sm_{arch}", lambda arch=arch: nvcc(cuda13, source, arch)) for arch in NVCC_ARCHS]
-    for version, libraries, headers, archs in (
-        ("13.0", cuda13 / "nvidia/cu13/lib", headers13, NVRTC13_ARCHS),
-        ("12.9", cuda12 / "nvidia/cuda_nvrtc/lib", headers12, NVRTC12_ARCHS),
-    ):
-        jobs += [
-            (f"nvrtc {version} sm_{arch}", lambda arch=arch, at=libraries, inc=headers: nvrtc(at, inc, source, arch))
-            for arch in archs
-        ]
+    lib13, lib12 = cuda13 / "nvidia/cu13/lib", cuda12 / "nvidia/cuda_nvrtc/lib"
+    jobs: dict[str, Callable[[], str]] = {
+        **{f"nvcc 13.0 sm_{arch}": partial(nvcc, cuda13, source, arch) for arch in NVCC_ARCHS},
+        **{f"nvrtc 13.0 sm_{arch}": partial(nvrtc, lib13, headers13, source, arch) for arch in NVRTC13_ARCHS},
+        **{f"nvrtc 12.9 sm_{arch}": partial(nvrtc, lib12, headers12, source, arch) for arch in NVRTC12_ARCHS},
+    }
 
     problems: list[str] = []
-    for title, compile_it in jobs:
+    for title, compile_it in jobs.items():
         try:
             said = compile_it()
         except RuntimeError as error:
@@ -146,7 +153,7 @@ def main() -> int:
             print(f"cuda: {title}: FAILED", flush=True)
             continue
         functions = parse_ptxas(said)
-        registers = ", ".join(f"{f.name} {f.registers}" + (f" (spills {f.spill_bytes} B)" if f.spill_bytes else "") for f in functions)
+        registers = ", ".join(map(str, functions))
         print(f"cuda: {title}: {len(functions)} functions, registers: {registers}", flush=True)
         problems += [f"{title}: {line}" for line in warnings_in(said)]
         problems += [
@@ -155,9 +162,9 @@ def main() -> int:
             if NO_SPILL in f.name and f.spill_bytes
         ]
         if not functions:
-            problems.append(f"{title}: compiled to no function at all; is there a __global__ function in {source.name}?")
+            problems.append(f"{title}: compiled to nothing; is there a __global__ function in {source.name}?")
         elif not any(NO_SPILL in f.name for f in functions):
-            problems.append(f"{title}: no function has '{NO_SPILL}' in its name, so the spill check would check nothing")
+            problems.append(f"{title}: no function has '{NO_SPILL}' in its name: the spill check checks nothing")
 
     for problem in problems:
         print(f"cuda: {problem}", file=sys.stderr)
