@@ -1,0 +1,158 @@
+/* The proxy's C API: one opaque handle per rank and session. Stable: structs start with their own size and only grow.
+ *
+ * Life of a handle:  create -> hello -> (exchange hellos) -> connect -> start -> ... -> stop -> destroy.
+ * Every call may be made from any thread; calls that change the session must not race each other. Functions returning int
+ * return 0, or -1 with one sentence in `why` (never truncated silently: it ends in "..." if it did not fit).
+ */
+#ifndef ROCE_RING_PROXY_H
+#define ROCE_RING_PROXY_H
+
+#include <roce_ring/layout.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define RR_API __attribute__((visibility("default")))
+
+enum rr_error {
+#define RR_ERROR(name, value, meaning, hint) RR_ERR_##name = value,
+#include <roce_ring/errors.def>
+#undef RR_ERROR
+};
+
+/* A session only ever moves down this list (RUNNING may be skipped). */
+enum rr_state {
+    RR_STATE_INIT = 0,      /* created; peers unknown. Left by connect. */
+    RR_STATE_CONNECTED = 1, /* every peer's region is reachable; no thread yet. Left by start. */
+    RR_STATE_RUNNING = 2,   /* the progress thread serves commands. Left by stop (DRAINING) or by an abort word (ABORTED). */
+    RR_STATE_DRAINING = 3,  /* stop was asked: posted writes finish, peers are told, then CLOSED. */
+    RR_STATE_ABORTED = 4,   /* the abort word is set: commands are ignored, peers are told. Sticky. Left by stop. */
+    RR_STATE_CLOSED = 5,    /* the thread has ended. */
+};
+
+typedef struct rr_config {
+    uint32_t struct_bytes; /* sizeof(rr_config) of the caller */
+    uint32_t world;
+    uint32_t rank;
+    uint32_t provider; /* RR_PROVIDER_* */
+    uint64_t session[2];
+    uint64_t slot_bytes; /* rr_slot_bytes(capacity) */
+    uint64_t first_seq;  /* sequence before the first operation; 0 outside tests of the wrap */
+    uint32_t stripe_min_bytes;
+    uint32_t forward_window_bytes; /* unacknowledged bytes on a forwarded path; 0 = no bound */
+    uint32_t forward_chunk_bytes;
+    uint32_t late_ms;         /* a waited-for peer is reported late after this long */
+    uint32_t peer_timeout_ms; /* hard deadline of every wait */
+    uint32_t dead_ms;         /* a failing path or silent peer is given up after this long (verbs: QP retry budget) */
+    uint64_t idle_spins;      /* empty polls before the thread naps */
+    uint32_t nap_us;          /* first nap; naps double up to RR_NAP_MAX_US */
+    uint32_t yield;           /* 1: give the core away on every empty poll (more threads than cores) */
+    int32_t cpu;              /* pin the thread there; -1 = leave it to the scheduler (measured neutral to -5.5 %) */
+    uint32_t imm;             /* verbs: arrival by write-with-immediate instead of polled flags */
+    uint8_t order[RR_MAX_WORLD]; /* rank at each ring position */
+    uint8_t paths[RR_MAX_WORLD]; /* paths to each peer, 1..RR_MAX_PATHS */
+    uint8_t hops[RR_MAX_WORLD][RR_MAX_PATHS];   /* 1 = direct cable, 2 = through one neighbour, ... */
+    uint8_t hca_of[RR_MAX_WORLD][RR_MAX_PATHS]; /* verbs: index into hca[] */
+    char hca[8][32];                            /* verbs: device names; empty = unused */
+    char shm_dir[128];                          /* where region files are made; "" = /dev/shm */
+} rr_config;
+
+#define RR_NAP_MAX_US 1000u
+
+typedef struct rr_path_stats {
+    uint64_t writes;
+    uint64_t bytes;
+    uint64_t completions;
+    uint64_t errors;
+} rr_path_stats;
+
+typedef struct rr_stats {
+    uint32_t struct_bytes;
+    uint32_t state; /* enum rr_state */
+    uint64_t abort_word;
+    uint64_t commands;        /* taken from the ring */
+    uint64_t commands_asleep; /* of those, found while the thread napped */
+    uint64_t ops;             /* operations with a command */
+    uint64_t writes_posted;
+    uint64_t writes_completed;
+    uint64_t bytes_written;
+    uint64_t window_stalls; /* a forwarded path had to wait for acknowledgements */
+    uint64_t queue_stalls;  /* a send queue was full */
+    uint64_t polls;
+    uint64_t empty_polls;
+    uint64_t naps;
+    uint64_t stale_completions; /* of an older generation; ignored */
+    uint64_t late_reports;
+    uint64_t longest_late_ms;
+    uint64_t longest_loop_gap_us; /* the thread itself was not scheduled */
+    uint64_t events_lost;
+    uint64_t seq_started;
+    uint64_t seq_done;
+    uint64_t seq_posted;
+    uint64_t seq_completed;
+    uint64_t idle_spins;
+    uint32_t nap_us;
+    uint32_t yield;
+    uint32_t waiting; /* ranks waited for longer than the late limit, as a mask */
+    uint32_t closed;  /* ranks that said good-bye */
+    rr_path_stats path[RR_MAX_WORLD][RR_MAX_PATHS];
+} rr_stats;
+
+enum rr_event_kind {
+    RR_EVENT_LATE = 1,     /* peer, phase, path, seq, ms waited so far; root = rank the chain of waits ends at */
+    RR_EVENT_RESOLVED = 2, /* the late peer came after ms */
+    RR_EVENT_ABORT = 3,    /* reason, peer = culprit */
+    RR_EVENT_CLOSED = 4,   /* peer said good-bye */
+    RR_EVENT_LOOP_GAP = 5, /* the progress thread was not scheduled for ms */
+    RR_EVENT_PATH = 6,     /* a path changed: peer, path, reason */
+};
+
+typedef struct rr_event {
+    uint64_t index; /* counts from 1 */
+    uint64_t time_ns;
+    uint64_t seq;
+    uint64_t ms;
+    uint32_t kind;
+    uint32_t reason;
+    uint32_t peer;
+    uint32_t root;
+    uint32_t phase;
+    uint32_t path;
+} rr_event;
+
+typedef struct rr_proxy rr_proxy;
+
+RR_API rr_proxy *rr_proxy_create(const rr_config *config, char *why, size_t why_bytes);
+RR_API int rr_proxy_hello(rr_proxy *proxy, rr_hello *out);
+/* `all[world]`, index = rank. Checks every hello against this rank's and names the first field that differs. */
+RR_API int rr_proxy_connect(rr_proxy *proxy, const rr_hello *all, char *why, size_t why_bytes);
+/* Call only after every rank has connected: it removes what the peers connected through. */
+RR_API int rr_proxy_start(rr_proxy *proxy, char *why, size_t why_bytes);
+/* Ends the thread: finishes posted writes (bounded by timeout_ms), tells the peers. 0 if everything was finished. */
+RR_API int rr_proxy_stop(rr_proxy *proxy, uint32_t timeout_ms);
+RR_API void rr_proxy_destroy(rr_proxy *proxy);
+
+RR_API void *rr_proxy_region(rr_proxy *proxy);
+RR_API void rr_proxy_layout(rr_proxy *proxy, rr_layout *out);
+RR_API uint64_t rr_proxy_abort_word(rr_proxy *proxy);
+/* First writer wins: returns the word that now stands. */
+RR_API uint64_t rr_proxy_abort(rr_proxy *proxy, uint32_t reason, uint32_t culprit);
+RR_API int rr_proxy_set_idle(rr_proxy *proxy, uint64_t idle_spins, uint32_t nap_us);
+RR_API void rr_proxy_stats(rr_proxy *proxy, rr_stats *out);
+/* Copies events with an index above `after`, oldest first; returns how many. */
+RR_API uint32_t rr_proxy_events(rr_proxy *proxy, uint64_t after, rr_event *out, uint32_t room);
+
+/* The layout as data: "struct field offset bytes" lines, then "struct - 0 bytes"; what Python checks its view against. */
+RR_API const char *rr_layout_table(void);
+RR_API uint64_t rr_layout_hash(uint32_t world, uint64_t slot_bytes);
+RR_API void rr_layout_fill(uint32_t world, uint64_t capacity, rr_layout *out);
+/* "value name meaning\thint" lines. */
+RR_API const char *rr_error_table(void);
+RR_API uint32_t rr_providers(void); /* bit RR_PROVIDER_*: built in */
+RR_API uint32_t rr_wire_version(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

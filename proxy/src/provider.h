@@ -1,0 +1,80 @@
+/* What moves bytes. A provider makes a peer's region writable: payload first, then the flag, on one ordered channel.
+ *
+ * Called by the progress thread only, except open/connect (before it starts) and close (after it ended).
+ */
+#ifndef RR_PROVIDER_H
+#define RR_PROVIDER_H
+
+#include <roce_ring/proxy.h>
+
+typedef struct rr_why {
+    char *text;
+    size_t bytes;
+} rr_why;
+
+/* Writes one sentence and returns -1, so that callers can `return rr_fail(...)`. */
+int rr_fail(rr_why why, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* One contiguous RDMA write, and the flag that follows it on the same channel. */
+typedef struct rr_write {
+    uint32_t peer;
+    uint32_t path;
+    uint64_t src; /* offset in our region */
+    uint64_t dst; /* offset in the peer's region */
+    uint32_t bytes;
+    uint64_t flag; /* offset in the peer's region; 0 = none follows (a chunk of a windowed stripe) */
+    uint64_t seq;  /* value of the flag */
+    uint64_t tag;  /* comes back in the completion; the engine keeps a generation in it */
+} rr_write;
+
+typedef struct rr_completion {
+    uint64_t tag;
+    uint32_t peer; /* where it failed; only read when status != 0 */
+    uint32_t path;
+    int status; /* 0, or enum rr_error */
+} rr_completion;
+
+enum rr_write_result {
+    RR_WRITE_DONE,   /* already visible at the peer; no completion follows */
+    RR_WRITE_POSTED, /* a completion with this tag follows */
+    RR_WRITE_AGAIN,  /* the queue is full: poll, then try again */
+    RR_WRITE_FAILED, /* the path is gone */
+};
+
+typedef struct rr_provider rr_provider;
+
+typedef struct rr_provider_ops {
+    const char *name;
+    uint32_t id;
+    /* Takes hold of devices, registers the region, fills this provider's part of the hello. */
+    int (*open)(rr_provider *provider, rr_hello *hello, rr_why why);
+    int (*connect)(rr_provider *provider, const rr_hello *all, rr_why why);
+    /* Every rank has connected. */
+    void (*started)(rr_provider *provider);
+    enum rr_write_result (*write)(rr_provider *provider, const rr_write *write);
+    uint32_t (*poll)(rr_provider *provider, rr_completion *out, uint32_t room);
+    /* Best effort, never blocks: replaces notice[rank] at the peer. */
+    void (*notify)(rr_provider *provider, uint32_t peer, const rr_notice *notice);
+    /* 1 alive, 0 surely gone, -1 cannot tell. May make a system call: the engine asks a few times a second. */
+    int (*alive)(rr_provider *provider, uint32_t peer);
+    void (*close)(rr_provider *provider);
+} rr_provider_ops;
+
+struct rr_provider {
+    const rr_provider_ops *ops;
+    const rr_config *config;
+    const rr_layout *layout;
+    uint8_t *base; /* our region */
+    int region_fd; /* file behind it */
+    void *impl;
+};
+
+extern const rr_provider_ops rr_provider_shm;
+#ifdef RR_HAVE_VERBS
+extern const rr_provider_ops rr_provider_verbs;
+#endif
+
+/* Tests pass a provider that wraps another one. */
+rr_proxy *rr_proxy_create_with(const rr_config *config, const rr_provider_ops *ops, char *why, size_t why_bytes);
+
+#endif
