@@ -30,8 +30,8 @@ test: venv  ## Run every test tier: Python, native with sanitizers, aarch64, CUD
 lint: venv  ## Formatting, types, generated code, forbidden words
 	python tools/lint.py
 
-bench: venv  ## Compare with gloo over 4 local ranks (installs the torch CPU wheel)
-	pip install -qq 'torch>=2.6'
+bench: venv  ## Compare with gloo over 4 local ranks (installs torch if there is none)
+	python -c 'import torch' 2>/dev/null || pip install -qq torch==2.13.0
 	roce-ring bench --local 4 --compare gloo --plot build/bench.png
 
 clean:  ## Remove everything that make has made
