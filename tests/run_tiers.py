@@ -175,6 +175,7 @@ def run_tier(tier: Tier) -> tuple[str, str]:
 
 
 def main() -> int:
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # this venv's tools
     names = [tier.name for tier in TIERS]
     parser = argparse.ArgumentParser(description="Run the test tiers and say which ran.")
     parser.add_argument("tiers", nargs="*", metavar="TIER", help=f"any of {', '.join(names)}; all without one")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -61,6 +62,7 @@ CHECKS: dict[str, Callable[[], bool]] = {
 
 
 def main() -> int:
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # this venv's tools
     failed = []
     for name, check in CHECKS.items():
         print(f"=== lint: {name} ===", flush=True)
