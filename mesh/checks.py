@@ -1,0 +1,206 @@
+"""Every check of the facts that does not need the ring. All findings are collected; nothing stops at the first.
+
+To add one: write a function like those below, list it in CHECKS, give its code a line in `finding.CODES` and an entry in
+`docs/troubleshooting.md`.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+
+from .cables import Plug
+from .facts import Facts, Port
+from .finding import Finding, finding
+
+MIN_NODES, MAX_NODES = 2, 16
+_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
+_DEVICE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # netdev and RDMA names end up in commands and environment lines
+_MAX_NETDEV = 15  # IFNAMSIZ - 1
+_MAX_RDMA = 63  # IB_DEVICE_NAME_MAX - 1
+_PCI = re.compile(r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]")
+_MAC = re.compile(r"([0-9a-f]{2}:){5}[0-9a-f]{2}")
+
+
+def check_facts(facts: Facts) -> Iterator[Finding]:
+    """Findings of every check in CHECKS."""
+    for check in CHECKS:
+        yield from check(facts)
+
+
+def ports(facts: Facts) -> Iterator[Port]:
+    """Every port that has an address; the others are not cabled and take no part."""
+    return (port for node in facts for port in node.ports if port.ipv4 is not None)
+
+
+def plugs(facts: Facts) -> tuple[Plug, ...]:
+    """The addressed ports as the cable finder wants them."""
+    return tuple(
+        Plug(p.rank, p.port, p.plane, str(ipaddress.IPv4Interface(p.ipv4).network), str(p), p.host)
+        for p in ports(facts)
+        if p.ipv4 is not None
+    )
+
+
+def _node_count(facts: Facts) -> Iterator[Finding]:
+    if not MIN_NODES <= len(facts) <= MAX_NODES:
+        fix = (
+            "list every node of the ring, rank 0 first" if len(facts) < MIN_NODES else "plan a ring of at most 16 nodes"
+        )
+        yield finding("node-count", "nodes", f"{len(facts)} node(s)", f"{MIN_NODES} to {MAX_NODES}", fix)
+
+
+def _names(facts: Facts) -> Iterator[Finding]:
+    for node in facts:
+        if not _HOST.fullmatch(node.host):
+            yield _bad(
+                f"node {node.rank}", f"host name {node.host!r}", "letters, digits, '.', '-' and '_'", "correct 'host'"
+            )
+        for port in node.ports:
+            for field, limit in (("netdev", _MAX_NETDEV), ("rdma", _MAX_RDMA)):
+                value = getattr(port, field)
+                if not _DEVICE.fullmatch(value) or len(value) > limit:
+                    expected = f"a device name of at most {limit} letters, digits, '.', '-' and '_'"
+                    yield _bad(str(port), f"{field} {value!r}", expected, "copy the name from 'ip link' or 'rdma link'")
+            if not _PCI.fullmatch(port.pci):
+                yield _bad(str(port), f"pci {port.pci!r}", "an address like 0000:01:00.0", "copy it from 'lspci -D'")
+            for field in ("plane", "port"):
+                if getattr(port, field) not in (0, 1):
+                    expected = "0 or 1 (the two PCIe domains)" if field == "plane" else "0 or 1 (the two cages)"
+                    yield _bad(str(port), f"{field} {getattr(port, field)}", expected, f"correct '{field}'")
+
+
+def _addresses(facts: Facts) -> Iterator[Finding]:
+    for port in ports(facts):
+        try:
+            interface = ipaddress.IPv4Interface(port.ipv4 or "")
+        except ValueError:
+            yield _bad(
+                str(port), f"ipv4 {port.ipv4!r}", "an address with its prefix, like 10.10.0.10/24", "correct 'ipv4'"
+            )
+            continue
+        network, address = interface.network, interface.ip
+        if not 8 <= network.prefixlen <= 30:
+            fix = "give each cable and plane its own subnet, customarily a /24"
+            yield _bad(str(port), f"ipv4 {port.ipv4} has a /{network.prefixlen} prefix", "/8 to /30", fix)
+        elif (
+            address in (network.network_address, network.broadcast_address)
+            or address.is_multicast
+            or address.is_loopback
+        ):
+            yield _bad(
+                str(port),
+                f"ipv4 {port.ipv4} is no host address",
+                "an address of one host",
+                "use another address of the subnet",
+            )
+        if port.mac is None:
+            yield finding(
+                "missing-field",
+                str(port),
+                "no MAC address is given",
+                "the MAC of every addressed port",
+                "add it under 'mac'",
+            )
+        elif not _MAC.fullmatch(port.mac.lower()):
+            yield _bad(
+                str(port),
+                f"mac {port.mac!r}",
+                "six hexadecimal bytes, like 02:00:00:01:00:00",
+                "copy it from 'ip link'",
+            )
+
+
+def _duplicates(facts: Facts) -> Iterator[Finding]:
+    by_host: dict[str, list[int]] = defaultdict(list)
+    for node in facts:
+        by_host[node.host].append(node.rank)
+        for field in ("netdev", "rdma", "pci"):
+            yield from _twice(node.ports, field, "duplicate-function", "each function listed once")
+        yield from _same_place(node.ports)
+    for host, ranks in by_host.items():
+        if len(ranks) > 1:
+            where = " and ".join(f"node {rank}" for rank in ranks)
+            yield finding(
+                "duplicate-host",
+                where,
+                f"both are called {host}",
+                "one name per node",
+                f"correct 'host' of node {ranks[-1]}",
+            )
+    addressed = tuple(ports(facts))
+    yield from _twice(addressed, "ipv4", "duplicate-address", "one port per address")
+    yield from _twice(addressed, "mac", "duplicate-mac", "one port per MAC")
+
+
+def _twice(group: tuple[Port, ...], field: str, code: str, expected: str) -> Iterator[Finding]:
+    holders: dict[str, list[Port]] = defaultdict(list)
+    for port in group:
+        value = getattr(port, field)
+        if value is not None:
+            holders[value.split("/")[0].lower()].append(port)
+    for value, owners in holders.items():
+        if len(owners) > 1:
+            where = " and ".join(map(str, owners))
+            yield finding(code, where, f"all hold {field} {value}", expected, f"correct '{field}' of {owners[-1]}")
+
+
+def _same_place(group: tuple[Port, ...]) -> Iterator[Finding]:
+    places: dict[tuple[int, int], Port] = {}
+    for port in group:
+        first = places.setdefault((port.plane, port.port), port)
+        if first is not port:
+            seen = f"both say plane {port.plane}, port {port.port}"
+            fix = f"correct 'plane' or 'port' of {port.netdev} (phys_port_name p0/p1 in sysfs is the port)"
+            yield finding(
+                "duplicate-function",
+                f"{first.host} {first.netdev} and {port.netdev}",
+                seen,
+                "one function per plane and port",
+                fix,
+            )
+
+
+def _overlaps(facts: Facts) -> Iterator[Finding]:
+    seen: dict[ipaddress.IPv4Network, Port] = {}
+    for port in ports(facts):
+        try:
+            network = ipaddress.IPv4Interface(port.ipv4 or "").network
+        except ValueError:
+            continue  # reported by _addresses
+        for other, owner in seen.items():
+            if other != network and other.overlaps(network):
+                where = f"{owner} and {port}"
+                fix = "use the same prefix length at both ends of a cable, and separate subnets for separate cables"
+                yield finding(
+                    "subnet-overlap", where, f"subnets {other} and {network} overlap", "equal or separate subnets", fix
+                )
+        seen.setdefault(network, port)
+
+
+def _inventory_problems(facts: Facts) -> Iterator[Finding]:
+    for node in facts:
+        for problem in node.problems:
+            yield finding(
+                "inventory-problem",
+                node.host,
+                problem,
+                "every fact readable",
+                "run 'roce-ring inventory' there and follow it",
+            )
+
+
+def _bad(where: str, seen: str, expected: str, fix: str) -> Finding:
+    return finding("bad-value", where, seen, expected, fix)
+
+
+CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
+    _node_count,
+    _names,
+    _addresses,
+    _duplicates,
+    _overlaps,
+    _inventory_problems,
+)

@@ -1,0 +1,225 @@
+#!/usr/bin/env python3
+"""One machine's facts, read and never changed: every RoCE function found in sysfs, with what ip, ethtool and devlink say.
+
+Standard library only and in one file, because it is also sent to other machines over ssh ('python3 -').
+Run here: ``roce-ring inventory`` or ``python mesh/inventory.py``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Callable  # noqa: UP035 (this file also runs under the older Python of a remote machine)
+
+SCHEMA = "roce-ring/inventory/v1"
+HAIRPIN_DEFAULT = 1024  # packets; what mlx5 starts every boot with
+COMMAND_TIMEOUT_S = 10
+ZERO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
+
+Json = dict  # a JSON object
+Run = Callable[[list], str]  # argument list -> stdout; raises OSError or subprocess.SubprocessError
+
+
+def run_command(argv: list[str]) -> str:
+    """Standard output of a command that must succeed within COMMAND_TIMEOUT_S."""
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=True)
+    return done.stdout
+
+
+def take(sysfs: Path = Path("/sys"), run: Run = run_command, host: str = "") -> Json:
+    """The inventory as JSON data in the planner's per-node form; ``problems`` lists whatever could not be read."""
+    problems: list[str] = []
+    ports = [_function(device, problems) for device in _devices(sysfs)]
+    found = [port for port in ports if port is not None]
+    _number_planes(found)
+    addresses = _addresses(run, problems)
+    for port in found:
+        port["ipv4"] = addresses.get(port["netdev"])
+        port["gid_index"] = _gid_index(port)
+        if port["ipv4"] is not None:  # an unaddressed function is not cabled: its settings do not matter
+            port["roce_active_mtu"] = _active_mtu(run, port["rdma"])
+            port.update(_ethtool(run, port, problems))
+            port.update(_devlink(run, port, problems))
+    if not found:
+        problems.append("no RoCE function with a physical port was found in /sys/class/infiniband (is mlx5_ib loaded?)")
+    found.sort(key=lambda port: (port["plane"], port["port"]))
+    return {"schema": SCHEMA, "host": host or socket.gethostname().split(".")[0], "ports": found, "problems": problems}
+
+
+def _devices(sysfs: Path) -> list[Path]:
+    root = sysfs / "class" / "infiniband"
+    return sorted(root.iterdir()) if root.is_dir() else []
+
+
+def _function(device: Path, problems: list[str]) -> Json | None:
+    """One RDMA device, or None if it is not a physical Ethernet port of a PCI function."""
+    if _read(device / "ports" / "1" / "link_layer") != "Ethernet":
+        return None
+    netdevs = sorted((device / "device" / "net").iterdir()) if (device / "device" / "net").is_dir() else []
+    physical = [
+        (net, match) for net in netdevs if (match := re.fullmatch(r"p(\d+)", _read(net / "phys_port_name") or ""))
+    ]
+    if not physical:
+        problems.append(f"{device.name}: left out, no netdev of it has a physical port name (p0, p1) in sysfs")
+        return None
+    net, match = physical[0]
+    return {
+        "netdev": net.name,
+        "rdma": device.name,
+        "pci": (device / "device").resolve().name,
+        "plane": 0,  # set once all functions are known
+        "port": int(match.group(1)),
+        "mac": _read(net / "address"),
+        "mtu": _number(net / "mtu"),
+        "link_up": _read(net / "operstate") == "up"
+        and (_read(device / "ports" / "1" / "state") or "").endswith("ACTIVE"),
+        "gids": _gids(device),
+    }
+
+
+def _number_planes(ports: list[Json]) -> None:
+    """Functions of one cage differ in their PCI domain; the lower domain is plane 0."""
+    domains = sorted({port["pci"].split(":")[0] for port in ports})
+    for port in ports:
+        port["plane"] = domains.index(port["pci"].split(":")[0])
+
+
+def _gids(device: Path) -> list[Json]:
+    port = device / "ports" / "1"
+    rows = []
+    for entry in sorted((port / "gids").iterdir(), key=lambda path: int(path.name)) if (port / "gids").is_dir() else []:
+        gid = _read(entry)
+        if gid and gid != ZERO_GID:
+            # Reading the type of an empty row fails with EINVAL; such rows were skipped above.
+            kind, netdev = (_read(port / "gid_attrs" / name / entry.name) or "" for name in ("types", "ndevs"))
+            rows.append({"index": int(entry.name), "gid": gid, "type": kind, "netdev": netdev})
+    return rows
+
+
+def _gid_index(port: Json) -> int | None:
+    """The row that RoCE v2 traffic from the port's own IPv4 address uses; it moves when a link flaps, so it is looked up."""
+    if port["ipv4"] is None:
+        return None
+    tail = "ffff:" + "{:02x}{:02x}:{:02x}{:02x}".format(*map(int, port["ipv4"].split("/")[0].split(".")))
+    for row in port["gids"]:
+        if row["gid"].endswith(tail) and row["type"] == "RoCE v2" and row["netdev"] == port["netdev"]:
+            return int(row["index"])
+    return None
+
+
+def _active_mtu(run: Run, rdma: str) -> int | None:
+    """The RoCE MTU in use, in bytes. Sysfs does not show it; where ibv_devinfo is not installed it stays unknown."""
+    match = re.search(r"active_mtu:\s*(\d+)", _text(run, ["ibv_devinfo", "-d", rdma], []) or "")
+    return int(match.group(1)) if match else None
+
+
+def _addresses(run: Run, problems: list[str]) -> dict[str, str]:
+    """netdev -> its IPv4 address with prefix; a second address is reported, the first one used."""
+    rows = _json(run, ["ip", "-j", "-4", "address", "show"], problems)
+    addresses: dict[str, str] = {}
+    for row in rows if isinstance(rows, list) else []:
+        found = [
+            f"{info['local']}/{info['prefixlen']}" for info in row.get("addr_info", []) if info.get("family") == "inet"
+        ]
+        if found:
+            addresses[row["ifname"]] = found[0]
+    return addresses
+
+
+def _ethtool(run: Run, port: Json, problems: list[str]) -> Json:
+    text = _text(run, ["ethtool", "-k", port["netdev"]], problems)
+    match = re.search(r"^hw-tc-offload:\s*(on|off)", text or "", re.MULTILINE)
+    return {"hw_tc_offload": match.group(1) == "on" if match else None}
+
+
+def _devlink(run: Run, port: Json, problems: list[str]) -> Json:
+    target = f"pci/{port['pci']}"
+    mode = _parameter(run, target, "flow_steering_mode", problems)
+    queues = _parameter(run, target, "hairpin_num_queues", problems)
+    size = _parameter(run, target, "hairpin_queue_size", problems)
+    facts: Json = {"flow_steering_mode": mode, "hairpin_num_queues": queues, "hairpin_queue_size": size}
+    if isinstance(size, int) and size != HAIRPIN_DEFAULT and not _reinitialised(run, target, problems):
+        facts["hairpin_queue_size"], facts["hairpin_configured"] = HAIRPIN_DEFAULT, size
+    return facts
+
+
+def _parameter(run: Run, target: str, name: str, problems: list[str]) -> Any:
+    data = _json(run, ["devlink", "-j", "dev", "param", "show", target, "name", name], problems)
+    try:
+        return data["param"][target][0]["values"][0]["value"]
+    except (KeyError, IndexError, TypeError):
+        return None
+
+
+def _reinitialised(run: Run, target: str, problems: list[str]) -> bool:
+    """Whether the driver was re-initialised since boot: a driverinit parameter is only in effect after that."""
+    data = _json(run, ["devlink", "-j", "-s", "dev", "show", target], problems)
+    try:
+        device = data["dev"][target]
+        count = device["stats"]["reload"]["driver_reinit"]
+        total = sum(count.values()) if isinstance(count, dict) else int(count)
+        return total >= 1 and not device.get("reload_failed", False)
+    except (KeyError, TypeError, ValueError):
+        return False
+
+
+def _json(run: Run, argv: list[str], problems: list[str]) -> Any:
+    text = _text(run, argv, problems)
+    try:
+        return json.loads(text) if text else None
+    except ValueError:
+        problems.append(f"'{' '.join(argv)}' did not print JSON")
+        return None
+
+
+def _text(run: Run, argv: list[str], problems: list[str]) -> str | None:
+    command = " ".join(argv)
+    try:
+        return run(argv)
+    except FileNotFoundError:
+        problem = f"'{argv[0]}' is not installed, so '{command}' could not be asked"
+    except subprocess.CalledProcessError as error:
+        lines = (error.stderr or "").strip().splitlines()
+        problem = f"'{command}' failed: {lines[-1] if lines else f'exit status {error.returncode}'}"
+    except subprocess.TimeoutExpired:
+        problem = f"'{command}' did not answer within {COMMAND_TIMEOUT_S} s"
+    except OSError as error:
+        problem = f"'{command}' could not run: {error.strerror}"
+    if problem not in problems:
+        problems.append(problem)
+    return None
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError:
+        return None
+
+
+def _number(path: Path) -> int | None:
+    text = _read(path) or ""
+    return int(text) if text.isdigit() else None
+
+
+def main(argv: list[str] | None = None, prog: str | None = None) -> int:
+    """Print this machine's inventory. Exit status 0 if everything could be read, 1 if ``problems`` says what could not."""
+    parser = argparse.ArgumentParser(
+        prog=prog, description="Print one machine's facts for the planner, as JSON. Changes nothing."
+    )
+    parser.add_argument("--host", default="", help="name to give the node (default: this machine's host name)")
+    options = parser.parse_args(argv)
+    facts = take(host=options.host)
+    print(json.dumps(facts, indent=2))
+    for problem in facts["problems"]:
+        print(f"warning: {problem}", file=sys.stderr)
+    return 1 if facts["problems"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

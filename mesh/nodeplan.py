@@ -1,0 +1,130 @@
+"""What each node has to set up so that every path works: routes, neighbours, relay rules, markers.
+
+A path over relays needs, at its source, a /32 route to the far port with a permanent neighbour entry that names the next
+node's MAC, and a mark that hides the frame from the relay's RDMA engine (its EtherType); at each relay, one tc rule that
+passes it on. The last relay restores EtherType 0x0800. The EtherType lies outside the packet's checksum (ICRC).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from .limits import HAIRPIN_MAX
+from .model import Forwarding, Hairpin, Hca, Mark, Marker, Neighbour, NodePlan, Path, RelayRule, Route
+from .ring import Ring
+
+IPV4 = 0x0800
+TAG = 0x88B4  # + relays left; 0x88b5, one relay left, is IEEE's first local experimental EtherType
+FORWARD_LABEL = 0x3FFF  # flow label of forwarded queue pairs in the single-relay scheme
+FORWARD_SPORT = 0xC000 | FORWARD_LABEL  # the UDP source port that label gives: 65535
+SINGLE_BASE = 49152  # first preference and handle of the single-relay rules
+COUNTED_BASE = 10  # preference of a counted rule is this plus the relays left
+
+Ends = Mapping[tuple[int, int, int], Hca]  # (rank, plane, port) -> function
+
+
+def forwarding(paths: Iterable[Path]) -> Forwarding:
+    """Which scheme the longest path needs."""
+    most = max((len(path.via) for path in paths), default=0)
+    return "none" if most == 0 else "single-relay" if most == 1 else "counted-relays"
+
+
+def node_plans(
+    ring: Ring, hosts: Sequence[str], ends: Ends, paths: Sequence[Path], scheme: Forwarding, hairpins: Mapping[str, int]
+) -> tuple[NodePlan, ...]:
+    """One plan per rank. ``hairpins`` maps "host pci" to the queue size in effect."""
+    by_source: dict[int, list[Path]] = defaultdict(list)
+    for path in paths:
+        if path.via:
+            by_source[path.source].append(path)
+    rules = _relay_rules(ring, ends, paths, scheme)
+    position = {rank: place for place, rank in enumerate(ring.order)}
+    plans = []
+    for rank, host in enumerate(hosts):
+        hcas = tuple(hca for (owner, _, _), hca in sorted(ends.items()) if owner == rank)
+        mine = sorted(by_source[rank], key=lambda path: (path.source_hca, path.target))
+        own_rules = tuple(rules[rank])
+        relaying = {rule.device for rule in own_rules}
+        plans.append(
+            NodePlan(
+                rank, host, position[rank], hcas,
+                routes=tuple(Route(p.target_address, hcas[p.source_hca].netdev, p.source_address) for p in mine),
+                neighbours=tuple(
+                    Neighbour(p.target_address, _next_mac(ring, ends, p), hcas[p.source_hca].netdev) for p in mine
+                ),
+                clsact=tuple(hca.netdev for hca in hcas if hca.netdev in relaying),
+                rules=own_rules,
+                markers=_markers(hcas, mine, scheme),
+                hairpins=tuple(
+                    Hairpin(hca.pci, hairpins[f"{host} {hca.pci}"], HAIRPIN_MAX) for hca in hcas if scheme != "none"
+                ),
+            )
+        )  # fmt: skip
+    return tuple(plans)
+
+
+def _cages(ring: Ring, before: int, here: int, after: int) -> tuple[int, int, int]:
+    """At relay ``here``: the cage the frame enters by, the cage it leaves by, and the cage of ``after`` it then enters."""
+    size = len(ring.order)
+    place = {rank: number for number, rank in enumerate(ring.order)}
+    forward = (place[here] - place[before]) % size == 1
+    enters, leaves = (ring.back, ring.ahead) if forward else (ring.ahead, ring.back)
+    into, out, far = enters[place[here]], leaves[place[here]], enters[place[after]]
+    assert into is not None and out is not None and far is not None  # a relay has both cables
+    return into, out, far
+
+
+def _next_mac(ring: Ring, ends: Ends, path: Path) -> str:
+    ranks = (path.source, *path.via, path.target)
+    into, _, _ = _cages(ring, *ranks[:3])
+    return ends[ranks[1], path.plane, into].mac
+
+
+def _relay_rules(ring: Ring, ends: Ends, paths: Iterable[Path], scheme: Forwarding) -> dict[int, list[RelayRule]]:
+    wanted: dict[int, dict[tuple[int, int, int], tuple[Hca, Hca, str, str]]] = defaultdict(dict)
+    for path in paths:
+        ranks = (path.source, *path.via, path.target)
+        for step, relay in enumerate(path.via):
+            before, after = ranks[step], ranks[step + 2]
+            into, out, far = _cages(ring, before, relay, after)
+            entry, exit_ = ends[relay, path.plane, into], ends[relay, path.plane, out]
+            source_mac = ends[path.source, path.plane, _out_cage(ring, ranks)].mac
+            left = len(path.via) - step
+            wanted[relay][entry.index, left, exit_.index] = entry, exit_, ends[after, path.plane, far].mac, source_mac
+    rules: dict[int, list[RelayRule]] = defaultdict(list)
+    for relay, by_key in wanted.items():
+        for ordinal, ((_, left, _), (entry, exit_, mac, source_mac)) in enumerate(sorted(by_key.items())):
+            single = scheme == "single-relay"
+            rules[relay].append(
+                RelayRule(
+                    device=entry.netdev,
+                    ethertype=TAG + left,
+                    match_source_mac=source_mac if single else None,
+                    match_target_mac=entry.mac if single else None,
+                    preference=SINGLE_BASE + ordinal if single else COUNTED_BASE + left,
+                    handle=SINGLE_BASE + ordinal if single else left,
+                    set_ethertype=TAG + left - 1 if left > 1 else IPV4,
+                    set_target_mac=mac,
+                    output=exit_.netdev,
+                )
+            )
+    return rules
+
+
+def _out_cage(ring: Ring, ranks: Sequence[int]) -> int:
+    place = {rank: number for number, rank in enumerate(ring.order)}
+    forward = (place[ranks[1]] - place[ranks[0]]) % len(ring.order) == 1
+    cage = (ring.ahead if forward else ring.back)[place[ranks[0]]]
+    assert cage is not None  # the path leaves by it
+    return cage
+
+
+def _markers(hcas: Sequence[Hca], forwarded: Sequence[Path], scheme: Forwarding) -> tuple[Marker, ...]:
+    marks: dict[int, list[Mark]] = defaultdict(list)
+    for path in forwarded:
+        if scheme == "single-relay":
+            marks[path.source_hca] = [Mark(None, FORWARD_SPORT, TAG + 1)]  # one rule covers every forwarded queue pair
+        else:
+            marks[path.source_hca].append(Mark(path.target_address, None, TAG + len(path.via)))
+    return tuple(Marker(hcas[index].rdma, tuple(marks[index])) for index in sorted(marks))

@@ -1,0 +1,99 @@
+"""Write a plan directory: all of it or nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+import yaml
+
+from .commands import down, up
+from .facts import Facts
+from .finding import Finding
+from .model import Plan
+from .picture import svg
+from .report import summary
+from .text import CONSUMERS, variables
+
+_OURS = "plan.json"
+
+
+class CannotWrite(Exception):
+    """The directory cannot be written; the message says why and what to do."""
+
+
+def write(directory: Path, plan: Plan, facts: Facts, findings: Sequence[Finding]) -> None:
+    """Replace ``directory`` by the plan's files. Raises :class:`CannotWrite` and leaves everything as it was if it cannot."""
+    directory = directory.absolute()
+    if directory.exists() and not directory.is_dir():
+        raise CannotWrite(f"{directory} is a file; name a directory for --out")
+    if directory.is_dir() and any(directory.iterdir()) and not (directory / _OURS).is_file():
+        raise CannotWrite(
+            f"{directory} holds files that are not a plan's and would be lost; name a new or empty directory for --out"
+        )
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        fresh = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+    except OSError as error:
+        raise CannotWrite(
+            f"{directory.parent} cannot be written ({error.strerror}); name a directory you may write"
+        ) from error
+    try:
+        fresh.chmod(0o755)
+        _fill(fresh, plan, facts, findings)
+        _exchange(fresh, directory)
+    except OSError as error:
+        raise CannotWrite(f"{directory} cannot be written ({error.strerror}); nothing was changed") from error
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _fill(root: Path, plan: Plan, facts: Facts, findings: Sequence[Finding]) -> None:
+    files: dict[str, str] = {
+        _OURS: _json(plan),
+        "plan.yaml": yaml.safe_dump(msgspec.to_builtins(plan), sort_keys=False, width=120),
+        "ring.svg": svg(plan),
+        "summary.txt": _lines(summary(plan, findings)),
+        "facts.json": _json(facts),
+    }
+    for node in plan.nodes:
+        files[f"nodes/{node.host}/node.json"] = _json(node)
+        files[f"nodes/{node.host}/up.txt"] = _lines(map(str, up(node)))
+        files[f"nodes/{node.host}/down.txt"] = _lines(map(str, down(node)))
+        for consumer in CONSUMERS:
+            values = variables(plan, consumer, node.rank)
+            if values:
+                files[f"nodes/{node.host}/{consumer}.env"] = _lines(f"{name}={value}" for name, value in values.items())
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _exchange(fresh: Path, directory: Path) -> None:
+    """Put ``fresh`` where ``directory`` is. A directory cannot be renamed over a full one, so the old one steps aside first."""
+    aside = fresh.with_name(fresh.name + ".old")
+    if directory.exists():
+        directory.rename(aside)
+    try:
+        fresh.rename(directory)
+    except OSError:
+        if aside.exists():
+            aside.rename(directory)
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _json(value: object) -> str:
+    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n"
+
+
+def _lines(lines: Iterable[str]) -> str:
+    return "".join(f"{line}\n" for line in lines)

@@ -1,0 +1,83 @@
+"""Find the smallest change of cables or addresses that turns a wrong wiring into a ring, by trying them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import combinations
+
+from .cables import Plug
+from .ring import derive
+
+Change = tuple[str, tuple[Plug, ...]]  # what to tell the operator, and the plugs after it
+
+
+def smallest_change(hosts: Sequence[str], plugs: Sequence[Plug], complete: bool) -> str | None:
+    """The first change, cheapest kind first, after which the wiring is a ring (or a chain unless ``complete``).
+
+    Among changes of one kind the one that leaves the fewest equal-numbered cables wins, as port 0 -> port 1 is the custom.
+    Returns None if no single change helps.
+    """
+    for kind in (_swap_ports_of_a_node, _swap_planes_of_a_cage, _move_one_port, _exchange_cable_ends, _exchange_ports):
+        best: tuple[int, str] | None = None
+        for text, changed in kind(plugs):
+            ring, cables, _ = derive(hosts, changed)
+            if ring is None or (complete and not ring.closed):
+                continue
+            equal = sum(cable.a[1] == cable.b[1] for cable in cables)
+            if best is None or equal < best[0]:
+                best = equal, text
+        if best is not None:
+            return best[1]
+    return None
+
+
+def _exchange(plugs: Sequence[Plug], pairs: Iterable[tuple[Plug, Plug]]) -> tuple[Plug, ...]:
+    networks = {}
+    for a, b in pairs:
+        networks[a], networks[b] = b.network, a.network
+    return tuple(plug._replace(network=networks.get(plug, plug.network)) for plug in plugs)
+
+
+def _swap_ports_of_a_node(plugs: Sequence[Plug]) -> Iterator[Change]:
+    for a, b in combinations(plugs, 2):
+        if a.rank == b.rank and a.plane == b.plane:
+            yield f"on {a.host} swap the plane {a.plane} addresses of ports 0 and 1", _exchange(plugs, [(a, b)])
+
+
+def _swap_planes_of_a_cage(plugs: Sequence[Plug]) -> Iterator[Change]:
+    for a, b in combinations(plugs, 2):
+        if a.cage == b.cage:
+            yield f"on {a.host} swap the addresses of plane 0 and plane 1 of port {a.port}", _exchange(plugs, [(a, b)])
+
+
+def _move_one_port(plugs: Sequence[Plug]) -> Iterator[Change]:
+    sizes: dict[str, int] = {}
+    for plug in plugs:
+        sizes[plug.network] = sizes.get(plug.network, 0) + 1
+    for plug in plugs:
+        if sizes[plug.network] == 2 and not _same_node_pair(plug, plugs):
+            continue
+        for network, size in sizes.items():
+            if size == 1 and network != plug.network:
+                moved = tuple(p._replace(network=network) if p is plug else p for p in plugs)
+                yield f"give {plug.label} a free address in {network} instead of the one in {plug.network}", moved
+
+
+def _same_node_pair(plug: Plug, plugs: Sequence[Plug]) -> bool:
+    return any(p is not plug and p.network == plug.network and p.rank == plug.rank for p in plugs)
+
+
+def _exchange_cable_ends(plugs: Sequence[Plug]) -> Iterator[Change]:
+    cages: dict[tuple[int, int], list[Plug]] = {}
+    for plug in plugs:
+        cages.setdefault(plug.cage, []).append(plug)
+    for (_, a), (_, b) in combinations(cages.items(), 2):
+        if a[0].rank != b[0].rank and [p.plane for p in a] == [p.plane for p in b]:
+            where = f"{a[0].host} port {a[0].port} and {b[0].host} port {b[0].port}"
+            yield f"exchange the cable ends at {where} (or their addresses)", _exchange(plugs, zip(a, b, strict=True))
+
+
+def _exchange_ports(plugs: Sequence[Plug]) -> Iterator[Change]:
+    for a, b in combinations(plugs, 2):
+        if a.plane == b.plane and a.rank != b.rank and a.network != b.network:
+            yield f"exchange the addresses' subnets of {a.label} and {b.label}", _exchange(plugs, [(a, b)])

@@ -1,0 +1,97 @@
+"""The plan and the findings in words, for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from .commands import down, up
+from .finding import Finding
+from .limits import HAIRPIN_STRIDE
+from .model import Limits, Plan
+from .propose import Proposal
+
+
+def summary(plan: Plan, findings: Sequence[Finding]) -> Iterator[str]:
+    """What was planned: ring, cables, counts per node, limits, and everything worth knowing."""
+    yield f"plan {plan.hash[:12]}: {plan.shape} of {len(plan.hosts)} nodes, {_planes(plan)}, {len(plan.cables)} cable(s)"
+    walk = [f"{plan.hosts[rank]} (rank {rank})" for rank in plan.ring]
+    if plan.shape == "ring":
+        walk.append(plan.hosts[plan.ring[0]])
+    yield f"ring order: {' -> '.join(walk)}"
+    yield ""
+    yield from _table(
+        ["cable", "", *(f"plane {plane}" for plane in plan.planes)],
+        [
+            [*(f"{plan.hosts[end.rank]} port {end.port}" for end in cable.ends), *cable.networks]
+            for cable in plan.cables
+        ],
+    )
+    yield ""
+    yield from _table(_COUNT_HEAD, [*_counts(plan), _total(plan)])
+    yield ""
+    yield f"forwarding: {plan.forwarding} ({plan.proven})"
+    yield from _limit_lines(plan.limits)
+    if findings:
+        yield ""
+        yield from map(str, findings)
+
+
+_COUNT_HEAD = ["node", "rank", "position", "functions", "routes", "neighbours", "tc rules", "markers"]
+
+
+def _counts(plan: Plan) -> Iterator[list[str]]:
+    for node in plan.nodes:
+        parts = (node.hcas, node.routes, node.neighbours, node.rules, node.markers)
+        yield [node.host, str(node.rank), str(node.position), *(str(len(part)) for part in parts)]
+
+
+def _total(plan: Plan) -> list[str]:
+    columns = list(zip(*(row[3:] for row in _counts(plan)), strict=True))
+    return ["total", "", "", *(str(sum(map(int, column))) for column in columns)]
+
+
+def _limit_lines(limits: Limits) -> Iterator[str]:
+    if limits.hairpin_packets is None:
+        yield f"size cap: {limits.max_bytes} bytes per operation (nothing is forwarded, so no queue limits it)"
+        return
+    queue = f"hairpin queues of {limits.hairpin_packets} x {HAIRPIN_STRIDE} bytes, load {limits.load:g}"
+    yield f"size cap: {limits.max_bytes} bytes per operation ({queue})"
+    yield f"forward window: {limits.window_bytes} bytes unacknowledged per forwarded path, in chunks of {limits.chunk_bytes}"
+
+
+def commands(plan: Plan) -> Iterator[str]:
+    """The exact commands of every node, up and down."""
+    for node in plan.nodes:
+        yield f"# {node.host} (rank {node.rank}): up"
+        yield from map(str, up(node))
+        yield f"# {node.host} (rank {node.rank}): down"
+        yield from map(str, down(node))
+        yield ""
+
+
+def proposal(found: Proposal) -> Iterator[str]:
+    """The proposed order; its last line is what ``--tp-order`` takes."""
+    if found.changed:
+        yield f"a step from each rank to the next passes {found.relays_now} relay(s) now and {found.relays_then} in this order:"
+    else:
+        yield f"the present order has the fewest relays between consecutive ranks ({found.relays_now}):"
+    yield ",".join(found.hosts)
+
+
+def refusal(findings: Iterable[Finding]) -> Iterator[str]:
+    """Every finding, errors first, then what to read."""
+    order = {"error": 0, "warning": 1, "note": 2}
+    found = sorted(findings, key=lambda item: order[item.severity])
+    yield from map(str, found)
+    errors = sum(item.severity == "error" for item in found)
+    yield f"no plan: {errors} error(s); docs/troubleshooting.md explains each code"
+
+
+def _planes(plan: Plan) -> str:
+    return "two planes" if len(plan.planes) == 2 else f"plane {plan.planes[0]} only"
+
+
+def _table(head: list[str], rows: list[list[str]]) -> Iterator[str]:
+    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
+    for row in [head, *rows]:
+        yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
