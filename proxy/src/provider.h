@@ -55,8 +55,9 @@ typedef struct rr_provider_ops {
     uint32_t (*poll)(rr_provider *provider, rr_completion *out, uint32_t room);
     /* Best effort, never blocks: replaces notice[rank] at the peer. */
     void (*notify)(rr_provider *provider, uint32_t peer, const rr_notice *notice);
-    /* 1 alive, 0 surely gone, -1 cannot tell. May make a system call: the engine asks a few times a second. */
-    int (*alive)(rr_provider *provider, uint32_t peer);
+    /* 0: the peer is there, or one cannot tell. Otherwise enum rr_error: how it was lost, and in *path on which path that showed.
+     * May make a system call: the engine asks a few times a second. */
+    int (*lost)(rr_provider *provider, uint32_t peer, uint32_t *path);
     void (*close)(rr_provider *provider);
 } rr_provider_ops;
 

@@ -90,12 +90,13 @@ static void shm_notify(rr_provider *provider, uint32_t peer, const rr_notice *no
     rr_store_release(&at->stop, notice->stop);
 }
 
-static int shm_alive(rr_provider *provider, uint32_t peer) {
+static int shm_lost(rr_provider *provider, uint32_t peer, uint32_t *path) {
+    (void)path;
     const shm_peer *p = &((shm_impl *)provider->impl)->peer[peer];
-    if (p->same_process) return 1; /* record locks never conflict within a process */
+    if (p->same_process) return 0; /* record locks never conflict within a process */
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
-    if (fcntl(p->fd, F_GETLK, &lock) < 0) return -1;
-    return lock.l_type != F_UNLCK;
+    if (fcntl(p->fd, F_GETLK, &lock) < 0) return 0;
+    return lock.l_type == F_UNLCK ? RR_ERR_PEER_DEAD : 0;
 }
 
 static void shm_close(rr_provider *provider) {
@@ -118,6 +119,6 @@ const rr_provider_ops rr_provider_shm = {
     .write = shm_write,
     .poll = shm_poll,
     .notify = shm_notify,
-    .alive = shm_alive,
+    .lost = shm_lost,
     .close = shm_close,
 };

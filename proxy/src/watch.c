@@ -66,7 +66,7 @@ static uint32_t end_of_chain(rr_proxy *proxy, uint32_t peer) {
 
 /* The oldest wait word of any path from `src`; 0 if the kernel is not waiting for it. */
 static uint64_t wait_of(rr_proxy *proxy, uint32_t src, uint32_t *path) {
-    const rr_wait *waits = (const rr_wait *)(proxy->base + proxy->layout.waits) + src * RR_MAX_PATHS;
+    const rr_wait_line *waits = (const rr_wait_line *)(proxy->base + proxy->layout.waits) + src * RR_MAX_PATHS;
     for (uint32_t i = 0; i < RR_MAX_PATHS; i++) {
         uint64_t word = rr_load_acquire(&waits[i].word);
         if (word) return *path = i, word;
@@ -117,11 +117,13 @@ static void watch_alive(rr_proxy *proxy, uint64_t now) {
     proxy->last_alive_ns = now;
     for (uint32_t p = 0; p < proxy->config.world; p++) {
         if (p == proxy->config.rank || (proxy->closed_mask & 1u << p)) continue;
-        if (proxy->provider.ops->alive(&proxy->provider, p) != 0) continue;
+        uint32_t path = 0;
+        int reason = proxy->provider.ops->lost(&proxy->provider, p, &path);
+        if (!reason) continue;
         /* It may have told us why before it went: a stop word stored before its end is visible by now. */
         read_notices(proxy);
         if (!(proxy->closed_mask & 1u << p))
-            rr_watch_abort(proxy, RR_ABORT_WORD(RR_ERR_PEER_DEAD, p, 0, 0, rr_kernel_line_of(proxy)->seq_started));
+            rr_watch_abort(proxy, RR_ABORT_WORD(reason, p, 0, path, rr_kernel_line_of(proxy)->seq_started));
     }
 }
 
