@@ -1,0 +1,84 @@
+/* What the verbs provider's files share. Everything here belongs to the progress thread, but for open, connect and close. */
+#ifndef RR_VERBS_IMPL_H
+#define RR_VERBS_IMPL_H
+
+#include "internal.h"
+#include "verbs_api.h"
+
+#define RR_HCAS 8
+#define RR_PORT 1 /* every function we know has one port */
+/* Send queue entries per queue pair: a write and its flag are two, so 126 stripes; far more than two operations have. */
+#define RR_SQ_DEPTH 256
+/* Kept free for notices: a stop notice must go out although the data path has filled the queue. */
+#define RR_SQ_FOR_NOTICES 4
+#define RR_NOTICE_BYTES 24 /* stop, beat, waiting */
+
+/* One RDMA device that some path uses. One protection domain and one registration (the region) each. */
+typedef struct verbs_hca {
+    const char *name;
+    struct ibv_context *context;
+    struct ibv_pd *pd;
+    struct ibv_mr *mr;
+    struct ibv_cq *cq;
+    union ibv_gid gid;
+    enum ibv_mtu mtu;
+    uint32_t paths;
+    bool port_down; /* said by an asynchronous event, until the next one says otherwise */
+    bool lost;      /* the device failed as a whole */
+} verbs_hca;
+
+/* One post: a payload, a payload and its flag, or a notice. Its last work request is signalled. */
+typedef struct verbs_sent {
+    uint64_t tag; /* the engine's; unused for a notice */
+    uint8_t entries;
+    bool notice;
+    bool reported; /* an error was already passed on */
+} verbs_sent;
+
+/* One RC queue pair: one path to one peer. Completions of a queue pair come in the order of its posts. */
+typedef struct verbs_qp {
+    struct ibv_qp *qp;
+    verbs_hca *hca;
+    uint64_t remote_base;
+    uint32_t remote_key;
+    uint32_t psn;
+    uint32_t room;             /* free send queue entries */
+    uint32_t posted, retired;  /* count posts; index into sent[] modulo its size */
+    uint32_t notices;          /* posted and not acknowledged */
+    uint64_t notices_since_ns; /* when this many went unacknowledged: the oldest was posted, or the one before it was acknowledged */
+    uint32_t failed;           /* enum rr_error, 0 while it works */
+    verbs_sent sent[RR_SQ_DEPTH];
+} verbs_qp;
+
+typedef struct verbs_impl {
+    const rr_verbs *verbs;
+    verbs_hca hca[RR_HCAS];
+    verbs_qp *qp[RR_MAX_WORLD][RR_MAX_PATHS]; /* NULL where the plan has no path */
+    uint32_t writes;                          /* the engine's posts not yet completed */
+    uint32_t poll_from;
+} verbs_impl;
+
+/* verbs_hca.c */
+int rr_verbs_hca_open(rr_provider *provider, verbs_hca *hca, rr_why why);
+void rr_verbs_hca_close(const rr_verbs *verbs, verbs_hca *hca);
+/* Asynchronous events, without blocking. */
+void rr_verbs_hca_events(verbs_impl *impl, verbs_hca *hca);
+
+/* verbs_gid.c */
+#define RR_GID_NONE (-1)
+/* Index of the one GID of `entries` that a path may use: RoCE v2, IPv4-mapped, of the port's own network device.
+ * RR_GID_NONE, with one sentence, if there is none or more than one. */
+int rr_gid_choose(const struct ibv_gid_entry *entries, size_t count, const char *device, rr_why why);
+int rr_gid_resolve(const rr_verbs *verbs, struct ibv_context *context, const char *device, union ibv_gid *gid, rr_why why);
+/* Where `gid` stands now: an index moves when a link flaps, the value does not. */
+int rr_gid_find(const rr_verbs *verbs, struct ibv_context *context, const char *device, const union ibv_gid *gid, rr_why why);
+#define RR_GID_TEXT 48
+const char *rr_gid_text(const uint8_t gid[16], char out[RR_GID_TEXT]);
+
+/* verbs_qp.c */
+int rr_verbs_qp_create(rr_provider *provider, verbs_hca *hca, uint32_t peer, uint32_t path, rr_why why);
+int rr_verbs_qp_connect(rr_provider *provider, uint32_t peer, uint32_t path, const rr_hello *theirs, rr_why why);
+#define RR_RETRIES 6
+uint8_t rr_verbs_timeout(uint32_t dead_ms);
+
+#endif
