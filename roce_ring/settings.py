@@ -131,14 +131,6 @@ class Settings:
         high=16 * _MIB,
         aliases=("B12X_ROCE_FORWARD_CHUNK_BYTES",),
     )
-    litmus_rounds: int = _knob(
-        2000,
-        "start-up rounds that prove a flag never overtakes its payload; 0 skips the proof and status says so",
-        unit="rounds",
-        low=0,
-        high=1_000_000,
-        agree=True,
-    )
 
     # the proxy thread
     idle_spins: int = _knob(
@@ -205,11 +197,11 @@ class Settings:
         for name in sorted(environ):
             if name in names:
                 try:
-                    given.setdefault(names[name], {})[name] = _parse(names[name], environ[name])
+                    given.setdefault(names[name], {})[name] = parse(names[name], environ[name])
                 except ValueError as error:
                     problems.append(f"{name}: {error}")
             elif name.startswith(PREFIX):
-                problems.append(f"{name} is not a setting{_did_you_mean(name, names)}")
+                problems.append(f"{name} is not a setting{did_you_mean(name, names)}")
         for values in given.values():
             if len(set(values.values())) > 1:
                 said = " and ".join(f"{name}={value}" for name, value in values.items())
@@ -225,7 +217,7 @@ class Settings:
         given: dict[str, Value] = {}
         for key, raw in mapping.items():
             if key not in KNOBS:
-                problems.append(f"{key} is not a setting{_did_you_mean(str(key), KNOBS)}")
+                problems.append(f"{key} is not a setting{did_you_mean(str(key), KNOBS)}")
                 continue
             try:
                 given[key] = _check(key, raw)
@@ -282,7 +274,7 @@ def env_name(key: str) -> str:
     return PREFIX + key.upper()
 
 
-def _parse(key: str, text: str) -> Value:
+def parse(key: str, text: str) -> Value:
     """A value from an environment variable's text. Raises ValueError with the sentence."""
     if not text.strip():
         raise ValueError("set but empty; unset it or give it a value")
@@ -312,7 +304,7 @@ def _check(key: str, raw: object) -> Value:
         number = cast(float, raw)
         fits = (knob.low is None or number >= knob.low) and (knob.high is None or number <= knob.high)  # false for nan
     if not fits:
-        raise ValueError(f"expected {_expected(key)}, got {str(raw)[:60]!r}" + _did_you_mean(str(raw), knob.choices))
+        raise ValueError(f"expected {_expected(key)}, got {str(raw)[:60]!r}" + did_you_mean(str(raw), knob.choices))
     return cast(Value, raw)
 
 
@@ -330,7 +322,7 @@ def plain(number: float | None) -> str:
     return "any" if number is None else f"{number:g}" if number != int(number) else str(int(number))
 
 
-def _did_you_mean(word: str, known: Mapping[str, object] | tuple[str, ...]) -> str:
+def did_you_mean(word: str, known: Mapping[str, object] | tuple[str, ...]) -> str:
     close = difflib.get_close_matches(word.lower(), [name.lower() for name in known], n=1, cutoff=0.6)
     return "".join(f"; did you mean {name}?" for name in known if close and name.lower() == close[0])
 

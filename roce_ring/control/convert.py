@@ -62,9 +62,11 @@ def _reader(hint: Any) -> Callable[[Message, str], Any]:
     if get_origin(hint) in (Union, types.UnionType):  # X | None
         return lambda message, name: getattr(message, name) if message.HasField(name) else None
     if get_origin(hint) is tuple:
-        element: Any = get_args(hint)[0]
+        element = get_args(hint)[0]
         if is_dataclass(element):
-            return lambda message, name: tuple(from_proto(element, one) for one in getattr(message, name))
+            return lambda message, name: tuple(
+                from_proto(cast(type[Any], element), one) for one in getattr(message, name)
+            )
         return lambda message, name: tuple(getattr(message, name))
     if isinstance(hint, type) and issubclass(hint, Enum):
         known = {

@@ -1,0 +1,171 @@
+"""`roce-ring status`: one line for every rank of this host."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .ranks import Json, Report, RunDir, Session, Timeout, find, memory, nothing_runs, reports
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ..control.rundir import Endpoint
+
+SCHEMA = "roce-ring/status/v1"
+
+
+def register(app: typer.Typer) -> None:
+    @app.command()
+    def status(
+        run_dir: RunDir = "",
+        session: Session = "",
+        timeout: Timeout = 2.0,
+        as_json: Json = False,
+        follow: Annotated[bool, typer.Option(help="Then print events as they happen, until interrupted.")] = False,
+    ) -> None:
+        """Show every rank that runs on this host: state, who is late or to blame, memory.
+
+        Exits 1 if no rank runs, or if one is aborted or does not answer.
+        """
+        found = reports(run_dir, session, timeout)
+        if as_json:
+            print(json.dumps({"schema": SCHEMA, "ranks": [as_dict(one) for one in found]}, indent=2))
+        elif not found:
+            print(nothing_runs(run_dir, session))
+        else:
+            from rich.console import Console
+
+            console = Console()
+            console.print(table(found), width=None if console.is_terminal else 1000)
+            for line in memory_lines(found):
+                print(line)
+        if follow and found:
+            _follow(find(run_dir, session), as_json)
+        raise typer.Exit(0 if found and all(healthy(one) for one in found) else 1)
+
+
+def healthy(report: Report) -> bool:
+    return report.state is not None and report.state.state != "ABORTED"
+
+
+def as_dict(report: Report) -> dict[str, Any]:
+    out: dict[str, Any] = {
+        "session_name": report.endpoint.session,
+        "rank": report.endpoint.rank,
+        "socket": str(report.endpoint.path),
+    }
+    if report.error:
+        return out | {"error": {"code": report.error.code, "message": report.error.message}}
+    assert report.info and report.state and report.stats
+    return out | {"info": asdict(report.info), "state": asdict(report.state), "stats": asdict(report.stats)}
+
+
+def table(found: list[Report]) -> Table:
+    from rich.table import Table
+
+    out = Table(box=None, pad_edge=False, header_style="bold")
+    for name, justify in COLUMNS.items():
+        out.add_column(name, justify=justify, no_wrap=name != "reason")  # type: ignore[arg-type]  # a literal
+    for one in found:
+        out.add_row(*row(one))
+    return out
+
+
+COLUMNS = {
+    "session": "left",
+    "rank": "right",
+    "world": "right",
+    "state": "left",
+    "pid": "right",
+    "seq": "right",
+    "provider": "left",
+    "arrival": "left",
+    "memory": "right",
+    "asleep": "right",
+    "reason": "left",
+}
+
+
+def row(report: Report) -> tuple[str, ...]:
+    first = (report.endpoint.session, str(report.endpoint.rank))
+    if report.error:
+        return (*first, "", report.error.code, "", "", "", "", "", "", report.error.message)
+    assert report.info and report.state and report.stats
+    info, state, stats = report.info, report.state, report.stats
+    return (
+        *first,
+        str(info.world),
+        state.state.value,
+        str(info.pid),
+        f"{stats.last_seq_completed:,}",
+        info.provider,
+        info.arrival_mode,
+        memory(sum(part.size_bytes for part in stats.memory)),
+        f"{stats.asleep_share:.1%}",
+        reason(report),
+    )
+
+
+def reason(report: Report) -> str:
+    """Why a rank is aborted, or for whom it waits."""
+    assert report.state
+    state = report.state
+    said = [state.reason] if state.reason else []
+    if state.culprit_rank is not None and f"rank {state.culprit_rank}" not in state.reason:
+        said.append(f"culprit rank {state.culprit_rank}")
+    if state.waiting_for_ranks:
+        late = ", ".join(map(str, state.waiting_for_ranks))
+        said.append(f"waiting {state.waiting_s:.1f} s for rank {late}")
+    return "; ".join(said)
+
+
+def memory_lines(found: list[Report]) -> list[str]:
+    """The parts behind the memory column; ranks of one session have the same."""
+    lines = {}
+    for one in found:
+        if one.stats and one.stats.memory:
+            parts = ", ".join(f"{part.name} {memory(part.size_bytes)}" for part in one.stats.memory)
+            lines[(one.endpoint.session, parts)] = f"memory of a rank of {one.endpoint.session}: {parts}"
+    return list(lines.values())
+
+
+def _follow(endpoints: list[Endpoint], as_json: bool) -> None:
+    """Prints every rank's events, the oldest first, until interrupted or until all sessions are over."""
+    import queue
+    import threading
+
+    from ..control.client import RankClient
+    from ..control.model import RankState
+    from ..errors import RoceRingError
+
+    lines: queue.Queue[str | None] = queue.Queue()
+
+    def watch(endpoint: Endpoint) -> None:
+        try:
+            with RankClient(endpoint.path) as client:
+                after = 0
+                while True:
+                    for update in client.watch(after, timeout_s=60):
+                        if isinstance(update, RankState):
+                            continue  # the table showed the state; its changes come as events too
+                        after = update.index
+                        said = {"session_name": endpoint.session, "rank": endpoint.rank, **asdict(update)}
+                        text = f"{endpoint.session} rank {endpoint.rank}: {update.kind.value.lower()}: {update.message}"
+                        lines.put(json.dumps(said) if as_json else text)
+        except RoceRingError as error:
+            lines.put(f"{endpoint.session} rank {endpoint.rank}: {error.message}" if not as_json else None)
+        lines.put(None)
+
+    for endpoint in endpoints:
+        threading.Thread(target=watch, args=(endpoint,), daemon=True).start()
+    running = len(endpoints)
+    while running:
+        line = lines.get()
+        if line is None:
+            running -= 1
+        else:
+            print(line, flush=True)
