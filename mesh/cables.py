@@ -62,7 +62,7 @@ def _subnet_problem(network: str, members: list[Plug]) -> Finding | None:
     names = " and ".join(plug.label for plug in members)
     if len(members) == 1:
         seen = f"it is alone in subnet {network}"
-        fix = "give the port at the cable's other end an address in that subnet, or remove this address if no cable is there"
+        fix = "address the port at the cable's other end in that subnet, or remove this address if no cable is there"
         return finding("port-alone", names, seen, "one port of another node in the same subnet", fix)
     if len(members) > 2:
         fix = "keep the two ends of one cable there and give the others their own cable's subnet"

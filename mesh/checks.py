@@ -1,7 +1,7 @@
 """Every check of the facts that does not need the ring. All findings are collected; nothing stops at the first.
 
-To add one: write a function like those below, list it in CHECKS, give its code a line in `finding.CODES` and an entry in
-`docs/troubleshooting.md`.
+To add one: write a function like those below, list it in CHECKS, and give its code a line in `finding.CODES` and an
+entry in `docs/troubleshooting.md`.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from .model import Mark, NodePlan, RelayRule
+from .model import Hairpin, Hca, Mark, NodePlan, RelayRule
 
 ROUTE_PROTOCOL = "82"  # marks our routes in 'ip route', so that only ours are ever taken back
 
@@ -23,18 +23,13 @@ class Step(msgspec.Struct, frozen=True):
 
 
 def up(node: NodePlan) -> Iterator[Step]:
-    """In this order: links, hairpin queues, neighbours, routes, rules; markers last, as they start the forwarded traffic."""
+    """Links, hairpin queues, neighbours, routes, rules in this order; markers last, as they start forwarded traffic."""
     for hca in node.hcas:
-        yield _step(f"ip link set dev {hca.netdev} mtu {hca.mtu} up", "link up with the planned MTU")
-    for hairpin in node.hairpins:
-        if hairpin.seen != hairpin.wanted:
-            target = f"pci/{hairpin.pci}"
-            value = f"name hairpin_queue_size value {hairpin.wanted} cmode driverinit"
-            yield _step(
-                f"devlink dev param set {target} {value}", f"hairpin queue {hairpin.seen} -> {hairpin.wanted} packets"
-            )
-            # Takes the function down for seconds and its addresses with it: one at a time, with nothing running on it.
-            yield _step(f"devlink dev reload {target} action driver_reinit", "put the queue size into effect")
+        yield _link_up(hca)
+    hairpins = {hairpin.pci: hairpin for hairpin in node.hairpins}
+    for hca in node.hcas:  # one function at a time: each is down for seconds, with nothing running on it
+        if hca.pci in hairpins and hairpins[hca.pci].seen != hairpins[hca.pci].wanted:
+            yield from _resize(hca, hairpins[hca.pci])
     for near in node.neighbours:
         entry = f"{near.address} lladdr {near.mac} dev {near.device} nud permanent"
         yield _step(f"ip neigh add {entry}", "send frames for the far port to the next node")
@@ -50,6 +45,20 @@ def up(node: NodePlan) -> Iterator[Step]:
     for marker in node.markers:
         for mark in marker.marks:
             yield Step((), f"marker on {marker.rdma}, held by the node agent: {describe(mark)}")
+
+
+def _link_up(hca: Hca) -> Step:
+    return _step(f"ip link set dev {hca.netdev} mtu {hca.mtu} up", "link up with the planned MTU")
+
+
+def _resize(hca: Hca, hairpin: Hairpin) -> Iterator[Step]:
+    target = f"pci/{hairpin.pci}"
+    why = f"hairpin queue of {hairpin.seen} -> {hairpin.wanted} packets"
+    yield _step(f"devlink dev param set {target} name hairpin_queue_size value {hairpin.wanted} cmode driverinit", why)
+    yield _step(f"devlink dev reload {target} action driver_reinit", "put the queue size into effect")
+    yield Step((), f"wait up to 60 s until {hca.netdev} is back; the reload took its MTU and address with it")
+    yield _link_up(hca)
+    yield _step(f"ip address replace {hca.address} dev {hca.netdev}", "the address the reload removed")
 
 
 def down(node: NodePlan) -> Iterator[Step]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 
@@ -66,7 +68,7 @@ class FactsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class Port(FunctionState, frozen=True, kw_only=True):
-    """One function of one rank with every default filled in. ``mac`` and ``ipv4`` are None where the facts give none."""
+    """One function of one rank with every default filled in; None is what the facts do not give."""
 
     rank: int
     host: str
@@ -103,18 +105,14 @@ def resolve(nodes: tuple[NodeEntry, ...], common: Common) -> Facts:
 
 
 def _node(rank: int, node: NodeEntry, common: Common) -> Node:
-    sources = (node, common)
     ports = []
     for entry in node.ports or common.ports:
-        nearest = (entry, *sources) if node.ports else (node, entry, common)
+        nearest = (entry, node, common) if node.ports else (node, entry, common)
+        own = {"ipv4": node.ipv4.get(entry.netdev, entry.ipv4), "mac": node.mac.get(entry.netdev, entry.mac)}
         state = {name: _first(nearest, name) for name in _STATE}
-        ports.append(
-            Port(
-                rank=rank, host=node.host, netdev=entry.netdev, rdma=entry.rdma, pci=entry.pci,
-                plane=entry.plane, port=entry.port, gids=entry.gids,
-                ipv4=node.ipv4.get(entry.netdev, entry.ipv4), mac=node.mac.get(entry.netdev, entry.mac), **state,
-            )
-        )  # fmt: skip
+        names = {name: getattr(entry, name) for name in ("netdev", "rdma", "pci", "plane", "port", "gids")}
+        values: dict[str, Any] = {**names, **own, **state}
+        ports.append(Port(rank=rank, host=node.host, **values))
     return Node(rank, node.host, tuple(sorted(ports, key=lambda p: (p.plane, p.port))), node.problems)
 
 

@@ -102,7 +102,7 @@ def _gid(port: Port) -> Iterator[Finding]:
             )
         return
     mine = [row for row in port.gids if row.gid == ipv4_gid(port)]
-    readd = f"on {port.host} delete and re-add the address {port.ipv4} of {port.netdev} with no RDMA program running, then wait 10 s"
+    readd = f"stop RDMA programs on {port.host}, delete and re-add {port.ipv4} on {port.netdev}, and wait 10 s"
     if not mine:
         have = ", ".join(f"{row.index} {row.gid} ({row.type})" for row in port.gids) or "an empty table"
         yield finding(
@@ -134,7 +134,8 @@ def _steering(port: Port) -> Iterator[Finding]:
             if port.flow_steering_mode
             else "'flow_steering_mode' is not given"
         )
-        fix = f"'devlink dev param set pci/{port.pci} name flow_steering_mode value hmfs cmode runtime' while nothing uses the function"
+        command = f"devlink dev param set pci/{port.pci} name flow_steering_mode value hmfs cmode runtime"
+        fix = f"'{command}' while nothing uses the function"
         yield finding(
             "steering-mode", str(port), seen, "hmfs (markers and relay rules are only known to work there)", fix
         )

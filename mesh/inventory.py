@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""One machine's facts, read and never changed: every RoCE function found in sysfs, with what ip, ethtool and devlink say.
+"""One machine's facts, read and never changed: the RoCE functions in sysfs, and what ip, ethtool and devlink say.
 
 Standard library only and in one file, because it is also sent to other machines over ssh ('python3 -').
 Run here: ``roce-ring inventory`` or ``python mesh/inventory.py``.
@@ -14,15 +14,15 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Callable  # noqa: UP035 (this file also runs under the older Python of a remote machine)
+from typing import Any, Callable  # noqa: UP035 (a remote machine may have an older Python)
 
 SCHEMA = "roce-ring/inventory/v1"
 HAIRPIN_DEFAULT = 1024  # packets; what mlx5 starts every boot with
 COMMAND_TIMEOUT_S = 10
 ZERO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
 
-Json = dict  # a JSON object
-Run = Callable[[list], str]  # argument list -> stdout; raises OSError or subprocess.SubprocessError
+Json = dict[str, Any]
+Run = Callable[[list[str]], str]  # argument list -> stdout; raises OSError or subprocess.SubprocessError
 
 
 def run_command(argv: list[str]) -> str:
@@ -102,7 +102,7 @@ def _gids(device: Path) -> list[Json]:
 
 
 def _gid_index(port: Json) -> int | None:
-    """The row that RoCE v2 traffic from the port's own IPv4 address uses; it moves when a link flaps, so it is looked up."""
+    """The row that RoCE v2 from the port's own IPv4 address uses. It moves when a link flaps, so it is looked up."""
     if port["ipv4"] is None:
         return None
     tail = "ffff:" + "{:02x}{:02x}:{:02x}{:02x}".format(*map(int, port["ipv4"].split("/")[0].split(".")))
@@ -208,7 +208,7 @@ def _number(path: Path) -> int | None:
 
 
 def main(argv: list[str] | None = None, prog: str | None = None) -> int:
-    """Print this machine's inventory. Exit status 0 if everything could be read, 1 if ``problems`` says what could not."""
+    """Print this machine's inventory. Exit status 1 if ``problems`` lists something that could not be read."""
     parser = argparse.ArgumentParser(
         prog=prog, description="Print one machine's facts for the planner, as JSON. Changes nothing."
     )

@@ -1,7 +1,7 @@
 """How large an operation the hairpin queues can take.
 
-A forwarded frame waits in its relay's hairpin queue; a full queue drops silently. The queue holds ``size`` packets of 64
-bytes of queue memory: 8192 packets, the maximum, are 512 KiB. What meets in one queue depends only on geometry: each
+A forwarded frame waits in its relay's hairpin queue; a full queue drops silently. The queue has 64 bytes of memory per
+packet of its size: 8192 packets, the maximum, are 512 KiB. What meets in one queue depends only on geometry: each
 forwarded stripe counts with its share of the payload (half of it on two planes), summed over the busiest queue.
 """
 
@@ -52,7 +52,7 @@ def _shares(paths: Iterable[Path]) -> dict[tuple[int, int], float]:
 
 
 def limits(load: float, hairpin_packets: int | None, planes: int) -> Limits:
-    """Size cap and forward window for ``load`` in queues of ``hairpin_packets`` (None or load 0: nothing is forwarded)."""
+    """Size cap and forward window for ``load`` in queues of ``hairpin_packets`` (load 0: nothing is forwarded)."""
     if not load or hairpin_packets is None:
         return Limits(CAP_NOTHING_FORWARDED, None, 0.0, 0, 0)
     usable = FILL * hairpin_packets * HAIRPIN_STRIDE

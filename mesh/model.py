@@ -10,14 +10,16 @@ import msgspec
 SCHEMA = "roce-ring/mesh-plan/v1"
 
 Shape = Literal["pair", "ring", "chain"]
-# How frames that need a relay are told apart: nobody relays; all by UDP source port and one EtherType (one relay at most);
-# or by destination address and an EtherType that counts the relays left.
+# How frames that need a relay are told apart: there are none; by one UDP source port and EtherType (one relay at most);
+# by destination address and an EtherType that counts the relays left.
 Forwarding = Literal["none", "single-relay", "counted-relays"]
 
 
 class Hca(msgspec.Struct, frozen=True):
-    """One RDMA function in use. ``index`` is its place in the rank's HCA list. The GID index is what was seen when planning;
-    connections look it up again, because it moves when a link flaps."""
+    """One RDMA function in use; ``index`` is its place in the rank's HCA list.
+
+    ``gid_index`` is what was seen when planning; connections look it up again, because it moves when a link flaps.
+    """
 
     index: int
     rdma: str

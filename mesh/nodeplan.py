@@ -1,7 +1,7 @@
 """What each node has to set up so that every path works: routes, neighbours, relay rules, markers.
 
-A path over relays needs, at its source, a /32 route to the far port with a permanent neighbour entry that names the next
-node's MAC, and a mark that hides the frame from the relay's RDMA engine (its EtherType); at each relay, one tc rule that
+A path over relays needs, at its source, a /32 route to the far port, a permanent neighbour entry that names the next
+node's MAC, and a mark (an EtherType) that hides the frame from the relay's RDMA engine; at each relay, one tc rule that
 passes it on. The last relay restores EtherType 0x0800. The EtherType lies outside the packet's checksum (ICRC).
 """
 
@@ -65,7 +65,7 @@ def node_plans(
 
 
 def _cages(ring: Ring, before: int, here: int, after: int) -> tuple[int, int, int]:
-    """At relay ``here``: the cage the frame enters by, the cage it leaves by, and the cage of ``after`` it then enters."""
+    """The cages by which a frame enters relay ``here``, leaves it, and then enters ``after``."""
     size = len(ring.order)
     place = {rank: number for number, rank in enumerate(ring.order)}
     forward = (place[here] - place[before]) % size == 1

@@ -27,7 +27,7 @@ class CannotWrite(Exception):
 
 
 def write(directory: Path, plan: Plan, facts: Facts, findings: Sequence[Finding]) -> None:
-    """Replace ``directory`` by the plan's files. Raises :class:`CannotWrite` and leaves everything as it was if it cannot."""
+    """Replace ``directory`` by the plan's files, or raise :class:`CannotWrite` and leave everything as it was."""
     directory = directory.absolute()
     if directory.exists() and not directory.is_dir():
         raise CannotWrite(f"{directory} is a file; name a directory for --out")
@@ -78,7 +78,7 @@ def _fill(root: Path, plan: Plan, facts: Facts, findings: Sequence[Finding]) -> 
 
 
 def _exchange(fresh: Path, directory: Path) -> None:
-    """Put ``fresh`` where ``directory`` is. A directory cannot be renamed over a full one, so the old one steps aside first."""
+    """Put ``fresh`` in the place of ``directory``, which steps aside first (rename cannot replace a full one)."""
     aside = fresh.with_name(fresh.name + ".old")
     if directory.exists():
         directory.rename(aside)

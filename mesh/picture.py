@@ -14,10 +14,8 @@ _COLOURS = ("#1f6feb", "#d9730d")  # plane 0, plane 1; told apart by people who 
 _INK, _DIM = "#1b1f24", "#57606a"
 _BOX = (132.0, 58.0)
 _MARGIN = 150.0
-_SPACING = 210.0  # between neighbours, so that box, port labels and subnets have room
-_MOST_CURVES = (
-    12  # beyond this many forwarded pairs curves hide each other; the text below the picture still counts them
-)
+_SPACING = 290.0  # between neighbours, so that box, port labels and subnets have room
+_MOST_CURVES = 5  # forwarded pairs; more curves hide each other, and the text below counts them anyway
 _LEGEND_HEIGHT = 96.0
 
 
@@ -30,8 +28,10 @@ def svg(plan: Plan) -> str:
     total = height + _LEGEND_HEIGHT
     title = f"{plan.shape} of {len(plan.hosts)} nodes, plan {plan.hash[:12]}"
     head = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {total:.0f}" width="{width:.0f}" '
-        f'height="{total:.0f}" font-family="sans-serif" font-size="13" role="img">',
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {total:.0f}" width="{width:.0f}" '
+            f'height="{total:.0f}" font-family="sans-serif" font-size="13" role="img">'
+        ),
         f"<title>{escape(title)}</title>",
         f'<rect width="{width:.0f}" height="{total:.0f}" fill="#ffffff"/>',
     ]
@@ -43,12 +43,12 @@ def _places(plan: Plan) -> tuple[Point, ...]:
     size = len(plan.ring)
     points: dict[int, Point] = {}
     if plan.shape == "ring":
-        radius = max(215.0, size * _SPACING / (2 * math.pi))
+        radius = max(262.0, size * _SPACING / (2 * math.pi))
         for place, rank in enumerate(plan.ring):
             angle = 2 * math.pi * place / size - math.pi / 2
             points[rank] = (_MARGIN + radius * (1 + math.cos(angle)), _MARGIN - 50 + radius * (1 + math.sin(angle)))
     else:
-        step = _SPACING * (2.2 if size == 2 else 1.5)
+        step = _SPACING * (1.6 if size == 2 else 1.1)
         for place, rank in enumerate(plan.ring):
             points[rank] = (_MARGIN + step * place, _MARGIN + 10)
     return tuple(points[rank] for rank in range(size))
@@ -75,7 +75,7 @@ def _cables(plan: Plan, places: tuple[Point, ...]) -> Iterator[str]:
         for index, plane in enumerate(plan.planes):
             off = shift + (index - (len(plan.planes) - 1) / 2) * 7
             (x1, y1), (x2, y2) = ((x - uy * off, y + ux * off) for x, y in (a, b))
-            yield f'<path d="M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}" stroke="{_COLOURS[plane]}" stroke-width="3" fill="none"/>'
+            yield f'<path d="M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}" stroke="{_COLOURS[plane]}" stroke-width="3"/>'
         yield from _cable_labels(plan, cable, (a, b), shift)
 
 
@@ -87,12 +87,19 @@ def _cable_labels(plan: Plan, cable: PlannedCable, ends: tuple[Point, Point], sh
     side = 1.0 if shift > 0 else -1.0
     if centre is not None and not shift:  # on a circle, text goes outside
         side = 1.0 if (middle[0] - centre[0]) * -uy + (middle[1] - centre[1]) * ux >= 0 else -1.0
+    level = abs(uy) < 0.35  # nearly horizontal: text above or below the cable, else beside it
+    anchor = "middle" if level else ("start" if -uy * side > 0 else "end")
     for end, (x, y), sign in ((cable.ends[0], ends[0], 1), (cable.ends[1], ends[1], -1)):
-        reach = min(_BOX[0] / 2 / (abs(ux) or 1e-9), _BOX[1] / 2 / (abs(uy) or 1e-9)) + 18  # just outside the box
-        spot = (x + sign * ux * reach - uy * (shift + side * 15), y + sign * uy * reach + ux * (shift + side * 15) + 4)
-        yield _text(spot, f"port {end.port}", size=11, colour=_DIM)
-    anchor = "middle" if abs(uy) < 0.35 else ("start" if -uy * side > 0 else "end")
-    away = 20 if anchor != "middle" else 30
+        reach = min(_BOX[0] / 2 / (abs(ux) or 1e-9), _BOX[1] / 2 / (abs(uy) or 1e-9)) + (24 if level else 26)
+        out = shift + side * (16 if level else 12)
+        yield _text(
+            (x + sign * ux * reach - uy * out, y + sign * uy * reach + ux * out + 4),
+            f"port {end.port}",
+            size=11,
+            colour=_DIM,
+            anchor=anchor,
+        )
+    away = (30 if abs(uy) < 0.05 else 40) if level else 20  # further out where a slanting cable's port labels are
     x, y = middle[0] - uy * (shift + side * away), middle[1] + ux * (shift + side * away)
     for index, (plane, network) in enumerate(zip(plan.planes, cable.networks, strict=True)):
         row = y + 4 + (index - (len(plan.planes) - 1) / 2) * 15
@@ -101,7 +108,7 @@ def _cable_labels(plan: Plan, cable: PlannedCable, ends: tuple[Point, Point], sh
 
 def _forwarded(plan: Plan, places: tuple[Point, ...]) -> Iterator[str]:
     paths = [path for path in plan.paths if path.via and path.source < path.target]
-    if len({(path.source, path.target) for path in paths}) > _MOST_CURVES:
+    if _forwarded_pairs(plan) > _MOST_CURVES:
         return
     for path in paths:
         points = [places[path.source], *(_pulled(plan, places[rank], path) for rank in path.via), places[path.target]]
@@ -115,7 +122,7 @@ def _pulled(plan: Plan, point: Point, path: Path) -> Point:
     """Where a path passes a relay: inside the circle, or above (plane 0) and below (plane 1) a chain."""
     centre = _centre(plan)
     if centre is None:
-        return point[0], point[1] + (-62.0 if path.plane == 0 else 62.0)
+        return point[0], point[1] + (-88.0 if path.plane == 0 else 88.0)
     near = 0.66 if path.plane == 0 else 0.56
     return centre[0] + (point[0] - centre[0]) * near, centre[1] + (point[1] - centre[1]) * near
 
@@ -134,11 +141,12 @@ def _legend(plan: Plan, top: float) -> Iterator[str]:
         yield f'<path d="M{x:.0f} {top + 20:.0f}h34" stroke="{_COLOURS[plane]}" stroke-width="3"/>'
         yield _text((x + 42, top + 24), f"plane {plane}", anchor="start")
         x += 120
-    if plan.forwarding != "none":
+    if 0 < _forwarded_pairs(plan) <= _MOST_CURVES:
         yield f'<path d="M{x:.0f} {top + 20:.0f}h34" stroke="{_DIM}" stroke-width="1.8" stroke-dasharray="7 5"/>'
         yield _text((x + 42, top + 24), "forwarded by the node it passes", anchor="start")
-    pairs = len({(path.source, path.target) for path in plan.paths if path.via and path.source < path.target})
-    counts = f"{len(plan.hosts) * (len(plan.hosts) - 1) // 2} pairs, {pairs} over relays; size cap {plan.limits.max_bytes} bytes"
+    every = len(plan.hosts) * (len(plan.hosts) - 1) // 2
+    pairs = f"{every} pair{'s' if every > 1 else ''}, {_forwarded_pairs(plan)} over relays"
+    counts = f"{pairs}; size cap {plan.limits.max_bytes} bytes"
     yield _text((24, top + 50), counts, anchor="start")
     yield _text(
         (24, top + 72),
@@ -148,10 +156,14 @@ def _legend(plan: Plan, top: float) -> Iterator[str]:
     )
 
 
+def _forwarded_pairs(plan: Plan) -> int:
+    return len({(path.source, path.target) for path in plan.paths if path.via and path.source < path.target})
+
+
 def _centre(plan: Plan) -> Point | None:
     if plan.shape != "ring":
         return None
-    radius = max(215.0, len(plan.ring) * _SPACING / (2 * math.pi))
+    radius = max(262.0, len(plan.ring) * _SPACING / (2 * math.pi))
     return _MARGIN + radius, _MARGIN - 50 + radius
 
 
@@ -165,5 +177,5 @@ def _text(
 ) -> str:
     return (
         f'<text x="{at[0]:.1f}" y="{at[1]:.1f}" font-size="{size}" font-weight="{weight}" fill="{colour}" '
-        f'text-anchor="{anchor}">{escape(text)}</text>'
+        f'text-anchor="{anchor}" stroke="#ffffff" stroke-width="3" paint-order="stroke">{escape(text)}</text>'
     )

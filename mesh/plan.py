@@ -19,6 +19,7 @@ if __name__ == "__main__" and not __package__:  # run as a script from a clone: 
 import msgspec
 
 from . import output, report, ssh
+from .commands import down, up
 from .diff import differences, load_plan
 from .facts import Common, Facts, resolve
 from .finding import Finding, Refused
@@ -126,8 +127,8 @@ def _print_json(plan: Plan, findings: Sequence[Finding], changes: Sequence[str] 
     }  # fmt: skip
     document["commands"] = {
         node.host: {
-            "up": [step.argv or step.why for step in report.up(node)],
-            "down": [step.argv or step.why for step in report.down(node)],
+            "up": [step.argv or step.why for step in up(node)],
+            "down": [step.argv or step.why for step in down(node)],
         }
         for node in plan.nodes
     }

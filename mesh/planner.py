@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from . import checks, functions, repair, ring
-from .cables import Cable
+from .cables import Cable, Plug
 from .facts import Facts, Port
 from .finding import Finding, finding, raise_errors
 from .functions import matching_gid
@@ -35,9 +35,7 @@ def make_plan(facts: Facts) -> tuple[Plan, tuple[Finding, ...]]:
     return plan, (*found, *_advice(plan, facts))
 
 
-def _with_best_fix(
-    hosts: Sequence[str], plugs: Sequence[checks.Plug], problems: Sequence[Finding]
-) -> Iterator[Finding]:
+def _with_best_fix(hosts: Sequence[str], plugs: Sequence[Plug], problems: Sequence[Finding]) -> Iterator[Finding]:
     if not problems:
         return
     cages = {plug.cage for plug in plugs}
@@ -102,9 +100,10 @@ def _hcas(ports: Sequence[Port]) -> dict[tuple[int, int, int], Hca]:
         assert (
             port.ipv4 is not None and port.mac is not None and port.mtu is not None and gid_index is not None
         )  # checked
+        address, mac = port.ipv4, port.mac.lower()
         ends[port.rank, port.plane, port.port] = Hca(
-            index, port.rdma, port.netdev, port.pci.lower(), port.plane, port.port, port.ipv4, port.mac.lower(), port.mtu, gid_index
-        )  # fmt: skip
+            index, port.rdma, port.netdev, port.pci.lower(), port.plane, port.port, address, mac, port.mtu, gid_index
+        )
     return ends
 
 
@@ -128,15 +127,18 @@ def _advice(plan: Plan, facts: Facts) -> Iterator[Finding]:
     world = len(plan.hosts)
     if plan.limits.hairpin_packets is not None and plan.limits.hairpin_packets < HAIRPIN_MAX:
         low = [f"{node.host} {h.pci} {h.seen}" for node in plan.nodes for h in node.hairpins if h.seen < h.wanted]
-        seen = f"{len(low)} function(s) below the maximum, the smallest {plan.limits.hairpin_packets}: {', '.join(low[:4])}"
-        seen += ", ..." if len(low) > 4 else ""
+        some = ", ".join(low[:4]) + (", ..." if len(low) > 4 else "")
+        seen = f"{len(low)} function(s) below the maximum, the smallest {plan.limits.hairpin_packets}: {some}"
         better = limits(plan.limits.load, HAIRPIN_MAX, len(plan.planes)).max_bytes
-        fix = f"set {HAIRPIN_MAX} as --dry-run shows and plan again: the size cap grows from {plan.limits.max_bytes} to {better}"
+        now = plan.limits.max_bytes
+        fix = f"set {HAIRPIN_MAX} as --dry-run shows and plan again: the size cap grows from {now} to {better}"
         yield finding("hairpin-small", "hairpin queues", seen, f"{HAIRPIN_MAX} packets", fix)
     indices = {hca.gid_index for node in plan.nodes for hca in node.hcas}
     if indices != {USUAL_GID_INDEX}:
         odd = [f"{n.host} {h.rdma} {h.gid_index}" for n in plan.nodes for h in n.hcas if h.gid_index != USUAL_GID_INDEX]
-        fix = "nothing for roce-ring, which looks the index up per device; for an engine with one global index re-add those addresses"
+        fix = (
+            "none for roce-ring, which looks it up per device; for an engine with one global index re-add the addresses"
+        )
         yield finding(
             "gid-index-differs",
             ", ".join(odd),
@@ -153,7 +155,9 @@ def _advice(plan: Plan, facts: Facts) -> Iterator[Finding]:
         yield finding("order-not-ring", "tensor-parallel order", seen, expected, fix)
     if plan.shape == "chain":
         ends = f"{plan.hosts[plan.ring[0]]} and {plan.hosts[plan.ring[-1]]}"
-        fix = f"cable the free ports of {ends} and give both ends an address; a chain forwards more and NCCL's ring cannot close"
+        fix = (
+            f"cable the free ports of {ends} and address both ends; a chain forwards more and NCCL's ring cannot close"
+        )
         yield finding("open-chain", ends, "no addressed cable joins these two", "a closed ring", fix)
     if len(plan.planes) == 1:
         fix = "give the other plane's functions addresses too: one plane carries about 100 of 200 Gb/s"

@@ -14,7 +14,7 @@ Change = tuple[str, tuple[Plug, ...]]  # what to tell the operator, and the plug
 def smallest_change(hosts: Sequence[str], plugs: Sequence[Plug], complete: bool) -> str | None:
     """The first change, cheapest kind first, after which the wiring is a ring (or a chain unless ``complete``).
 
-    Among changes of one kind the one that leaves the fewest equal-numbered cables wins, as port 0 -> port 1 is the custom.
+    Among changes of one kind the one that leaves the fewest equal-numbered cables wins: port 0 to port 1 is the custom.
     Returns None if no single change helps.
     """
     for kind in (_swap_ports_of_a_node, _swap_planes_of_a_cage, _move_one_port, _exchange_cable_ends, _exchange_ports):

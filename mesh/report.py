@@ -13,7 +13,8 @@ from .propose import Proposal
 
 def summary(plan: Plan, findings: Sequence[Finding]) -> Iterator[str]:
     """What was planned: ring, cables, counts per node, limits, and everything worth knowing."""
-    yield f"plan {plan.hash[:12]}: {plan.shape} of {len(plan.hosts)} nodes, {_planes(plan)}, {len(plan.cables)} cable(s)"
+    size = f"{len(plan.hosts)} nodes, {_planes(plan)}, {len(plan.cables)} cable(s)"
+    yield f"plan {plan.hash[:12]}: {plan.shape} of {size}"
     walk = [f"{plan.hosts[rank]} (rank {rank})" for rank in plan.ring]
     if plan.shape == "ring":
         walk.append(plan.hosts[plan.ring[0]])
@@ -29,7 +30,7 @@ def summary(plan: Plan, findings: Sequence[Finding]) -> Iterator[str]:
     yield ""
     yield from _table(_COUNT_HEAD, [*_counts(plan), _total(plan)])
     yield ""
-    yield f"forwarding: {plan.forwarding} ({plan.proven})"
+    yield f"forwarding: {plan.forwarding}; {plan.proven}"
     yield from _limit_lines(plan.limits)
     if findings:
         yield ""
@@ -56,7 +57,8 @@ def _limit_lines(limits: Limits) -> Iterator[str]:
         return
     queue = f"hairpin queues of {limits.hairpin_packets} x {HAIRPIN_STRIDE} bytes, load {limits.load:g}"
     yield f"size cap: {limits.max_bytes} bytes per operation ({queue})"
-    yield f"forward window: {limits.window_bytes} bytes unacknowledged per forwarded path, in chunks of {limits.chunk_bytes}"
+    chunks = f"in chunks of {limits.chunk_bytes}"
+    yield f"forward window: {limits.window_bytes} bytes unacknowledged per forwarded path, {chunks}"
 
 
 def commands(plan: Plan) -> Iterator[str]:
@@ -72,7 +74,8 @@ def commands(plan: Plan) -> Iterator[str]:
 def proposal(found: Proposal) -> Iterator[str]:
     """The proposed order; its last line is what ``--tp-order`` takes."""
     if found.changed:
-        yield f"a step from each rank to the next passes {found.relays_now} relay(s) now and {found.relays_then} in this order:"
+        now, then = found.relays_now, found.relays_then
+        yield f"from each rank to the next, summed: {now} relay(s) in the present order, {then} in this one:"
     else:
         yield f"the present order has the fewest relays between consecutive ranks ({found.relays_now}):"
     yield ",".join(found.hosts)

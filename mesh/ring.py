@@ -11,7 +11,7 @@ from .finding import Finding, finding
 
 
 class Ring(msgspec.Struct, frozen=True):
-    """Ranks in cable order. ``ahead[p]`` and ``back[p]`` are the cages of the node at position p, None at a chain's end."""
+    """Ranks in cable order; ``ahead[p]`` and ``back[p]`` are the cages at position p, None at an open end."""
 
     closed: bool
     order: tuple[int, ...]
@@ -83,7 +83,8 @@ def _pieces_findings(hosts: Sequence[str], cables: Sequence[Cable], far: dict[Ca
             yield finding("node-alone", names, "no port of it has a cabled, addressed link", expected, fix)
         elif piece.closed:
             left_out = ", ".join(host for rank, host in enumerate(hosts) if rank not in piece.order)
-            seen = f"{names} -> {hosts[piece.order[0]]} closes after {len(piece.order)} of {len(hosts)} nodes and leaves out {left_out}"
+            loop = f"{names} -> {hosts[piece.order[0]]}"
+            seen = f"{loop} closes after {len(piece.order)} of {len(hosts)} nodes and leaves out {left_out}"
             yield finding(
                 "ring-closes-early",
                 names,
@@ -106,7 +107,7 @@ def _pieces_findings(hosts: Sequence[str], cables: Sequence[Cable], far: dict[Ca
         if port == other_port and rank in in_loop:
             where = f"{hosts[rank]} port {port} and {hosts[other]} port {other_port}"
             seen = f"the cable joins equal port numbers ({', '.join(networks)}) and the loop it is in closes early"
-            fix = f"move the end at {hosts[other]} to port {1 - port} of the next node, as port 0 -> port 1 all the way round"
+            fix = f"move the end at {hosts[other]} to port {1 - port} of the next node, port 0 to port 1 all the way"
             yield finding(
                 "same-index-cable", where, seen, "port 0 of each node to port 1 of the next, or a ring that closes", fix
             )

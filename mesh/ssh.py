@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from .facts import NodeEntry
-from .finding import Refused
+from .finding import Finding, Refused
 from .loading import node_from_json
 
 CONNECT_TIMEOUT_S = 10
@@ -41,7 +41,8 @@ def take_all(hosts: Sequence[str], timeout_s: float, program: Sequence[str] = ("
     failures = [answer for answer in answers if isinstance(answer, str)]
     if failures:
         raise CannotLook(failures)
-    nodes, problems = [], []
+    nodes: list[NodeEntry] = []
+    problems: list[Finding] = []
     for host, answer in zip(hosts, answers, strict=True):
         try:
             nodes.append(node_from_json(answer, f"inventory of {host}"))

@@ -102,6 +102,7 @@ def _wrong(raw: object, expected: str, where: str, name: str) -> Finding:
 
 def _describe(raw: object) -> str:
     names: dict[type, str] = {
-        str: "the text", bool: "the truth value", int: "the number", float: "the number", list: "the list", dict: "the mapping",
+        str: "the text", bool: "the truth value", int: "the number", float: "the number",
+        list: "the list", dict: "the mapping",
     }  # fmt: skip
     return names.get(type(raw), f"the {type(raw).__name__}")

@@ -11,7 +11,7 @@ CONSUMERS = ("nccl", "roce-ring", "vllm", "sglang")  # the order of the lines on
 
 
 def environment(plan: Plan) -> dict[str, tuple[str, ...]]:
-    """Consumer -> its lines: one line for all ranks if they are equal, else line r for rank r. No line: not applicable."""
+    """Consumer -> its lines: one for all ranks if they are equal, else line r for rank r. Absent: does not apply."""
     lines = {}
     for consumer in CONSUMERS:
         per_rank = tuple(line(variables(plan, consumer, rank)) for rank in range(len(plan.hosts)))
@@ -52,7 +52,7 @@ def _sglang(plan: Plan, rank: int) -> Variables:
         "DSV41_ROCE_GATHER": size,
         "B12X_ROCE_HCA": _hcas(plan, rank),
         "B12X_ROCE_PEER_HCA_MAPS": peer_maps(plan),
-        "B12X_ROCE_TWO_WAVE_THRESHOLD_BYTES": "0",  # the size cap keeps the queues from overflowing; two waves only cost
+        "B12X_ROCE_TWO_WAVE_THRESHOLD_BYTES": "0",  # the size cap already protects the queues
         **_global_gid_index(plan),
     }
 
