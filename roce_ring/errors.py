@@ -12,6 +12,9 @@ class RoceRingError(Exception):
         self.message = message
         self.hint = hint
 
+    def __str__(self) -> str:
+        return f"{self.message} ({self.hint})" if self.hint else self.message
+
 
 class SetupError(RoceRingError):
     """Ranks could not start together, or this host could not be set up."""
@@ -25,3 +28,30 @@ class ConfigError(RoceRingError):
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__("config", message, hint)
+
+
+class UnsupportedError(RoceRingError):
+    """A tensor or a request that this communicator does not take. Nothing was done; all ranks refuse it alike."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__("unsupported", message, hint)
+
+
+class SessionAborted(RoceRingError):
+    """The session is over on all ranks. `culprit` is the rank that every rank names, or None. Only reset() helps."""
+
+    def __init__(self, code: str, message: str, hint: str = "", culprit: int | None = None) -> None:
+        super().__init__(code, message, hint)
+        self.culprit = culprit
+
+
+class PeerDead(SessionAborted):
+    """A peer's process or host is gone."""
+
+
+class PeerClosed(SessionAborted):
+    """A peer closed its session while others still needed it."""
+
+
+class PeerTimeout(SessionAborted):
+    """A peer sent nothing before the hard deadline."""

@@ -3,22 +3,45 @@
 
 #include <pthread.h>
 #include <stdio.h>
-#include <string.h>
 
-#define LINE_FIELD(type, field, offset, bytes) #type " " #field " " #offset " " #bytes "\n"
-#define LINE_STRUCT(type, bytes) #type " - 0 %zu\n"
-static char struct_lines[1024];
-static char table[8192];
+/* The structs of proxy.h: not on the wire, but Python has a view of them too. */
+#define API_FIELDS(X)                                                                                                            \
+    X(rr_config, struct_bytes) X(rr_config, world) X(rr_config, rank) X(rr_config, provider) X(rr_config, session)               \
+    X(rr_config, slot_bytes) X(rr_config, first_seq) X(rr_config, stripe_min_bytes) X(rr_config, forward_window_bytes)           \
+    X(rr_config, forward_chunk_bytes) X(rr_config, late_ms) X(rr_config, peer_timeout_ms) X(rr_config, dead_ms)                  \
+    X(rr_config, idle_spins) X(rr_config, nap_us) X(rr_config, yield) X(rr_config, cpu) X(rr_config, imm) X(rr_config, order)    \
+    X(rr_config, paths) X(rr_config, hops) X(rr_config, hca_of) X(rr_config, hca) X(rr_config, shm_dir)                          \
+    X(rr_path_stats, writes) X(rr_path_stats, bytes) X(rr_path_stats, completions) X(rr_path_stats, errors)                      \
+    X(rr_stats, struct_bytes) X(rr_stats, state) X(rr_stats, abort_word) X(rr_stats, commands) X(rr_stats, commands_asleep)      \
+    X(rr_stats, ops) X(rr_stats, writes_posted) X(rr_stats, writes_completed) X(rr_stats, bytes_written)                         \
+    X(rr_stats, window_stalls) X(rr_stats, queue_stalls) X(rr_stats, polls) X(rr_stats, empty_polls) X(rr_stats, naps)           \
+    X(rr_stats, stale_completions) X(rr_stats, late_reports) X(rr_stats, longest_late_ms) X(rr_stats, longest_loop_gap_us)       \
+    X(rr_stats, events_lost) X(rr_stats, seq_started) X(rr_stats, seq_done) X(rr_stats, seq_posted) X(rr_stats, seq_completed)   \
+    X(rr_stats, idle_spins) X(rr_stats, nap_us) X(rr_stats, yield) X(rr_stats, waiting) X(rr_stats, closed) X(rr_stats, path)    \
+    X(rr_event, index) X(rr_event, time_ns) X(rr_event, seq) X(rr_event, ms) X(rr_event, kind) X(rr_event, reason)               \
+    X(rr_event, peer) X(rr_event, root) X(rr_event, phase) X(rr_event, path)                                                     \
+    X(rr_layout, world) X(rr_layout, slot_bytes) X(rr_layout, phases) X(rr_layout, commands) X(rr_layout, abort)                 \
+    X(rr_layout, kernel) X(rr_layout, progress) X(rr_layout, notices) X(rr_layout, waits) X(rr_layout, flags)                    \
+    X(rr_layout, records) X(rr_layout, send) X(rr_layout, recv) X(rr_layout, region_bytes)
+#define API_STRUCTS(X) X(rr_config, 0) X(rr_path_stats, 0) X(rr_stats, 0) X(rr_event, 0) X(rr_layout, 0)
+static char table[16384];
+static size_t wire_table_bytes; /* the part that the layout hash covers */
 static pthread_once_t table_once = PTHREAD_ONCE_INIT;
 
+static size_t add(size_t at, const char *type, const char *field, size_t offset, size_t bytes) {
+    return at + (size_t)snprintf(table + at, sizeof table - at, "%s %s %zu %zu\n", type, field, offset, bytes);
+}
+
 static void make_table(void) {
-    int n = snprintf(struct_lines, sizeof struct_lines, RR_STRUCTS(LINE_STRUCT) "%s",
-#define SIZE(type, bytes) sizeof(type),
-                     RR_STRUCTS(SIZE)
-#undef SIZE
-                         "");
-    (void)n;
-    snprintf(table, sizeof table, "%s%s", RR_FIELDS(LINE_FIELD), struct_lines);
+    size_t at = 0;
+#define FIELD(type, field, offset, bytes) at = add(at, #type, #field, offset, bytes);
+#define STRUCT(type, bytes) at = add(at, #type, "-", 0, sizeof(type));
+    RR_FIELDS(FIELD)
+    RR_STRUCTS(STRUCT)
+    wire_table_bytes = at;
+#define API_FIELD(type, field) at = add(at, #type, #field, offsetof(type, field), sizeof(((type *)0)->field));
+    API_FIELDS(API_FIELD)
+    API_STRUCTS(STRUCT)
 }
 
 const char *rr_layout_table(void) {
@@ -36,7 +59,7 @@ uint64_t rr_layout_hash(uint32_t world, uint64_t slot_bytes) {
     const char *text = rr_layout_table();
     rr_layout layout = rr_layout_of(world, slot_bytes);
     uint32_t constants[] = {RR_WIRE_VERSION, RR_LINE, RR_MAX_WORLD, RR_MAX_PATHS, RR_SLOTS, RR_COMMANDS, RR_RECORDS};
-    uint64_t hash = fnv(0xcbf29ce484222325ull, text, strlen(text));
+    uint64_t hash = fnv(0xcbf29ce484222325ull, text, wire_table_bytes);
     hash = fnv(hash, constants, sizeof constants);
     return fnv(hash, &layout, sizeof layout);
 }

@@ -317,6 +317,8 @@ void rr_proxy_stats(rr_proxy *proxy, rr_stats *out) {
     out->idle_spins = rr_load_relaxed(&proxy->idle_spins);
     out->nap_us = __atomic_load_n(&proxy->nap_us, __ATOMIC_RELAXED);
     out->yield = proxy->config.yield;
+    out->waiting = __atomic_load_n(&proxy->waiting_mask, __ATOMIC_RELAXED);
+    out->closed = __atomic_load_n(&proxy->closed_mask, __ATOMIC_RELAXED);
     out->seq_started = rr_load_relaxed(&rr_kernel_line_of(proxy)->seq_started);
     out->seq_done = rr_load_relaxed(&rr_kernel_line_of(proxy)->seq_done);
     out->seq_posted = rr_load_relaxed(&rr_progress_of(proxy)->seq_posted);

@@ -24,6 +24,12 @@ void rr_event_push(rr_proxy *proxy, rr_event event) {
 
 uint64_t rr_watch_abort(rr_proxy *proxy, uint64_t word) { return rr_claim(&rr_abort_line(proxy)->word, word); }
 
+/* Written here only, read by rr_proxy_stats at any time. */
+static void set_mask(uint16_t *mask, uint32_t rank, bool on) {
+    uint16_t bit = (uint16_t)(1u << rank);
+    __atomic_store_n(mask, on ? *mask | bit : *mask & (uint16_t)~bit, __ATOMIC_RELAXED);
+}
+
 static void tell(rr_proxy *proxy, const rr_notice *notice) {
     for (uint32_t p = 0; p < proxy->config.world; p++)
         if (p != proxy->config.rank && !(proxy->closed_mask & 1u << p)) proxy->provider.ops->notify(&proxy->provider, p, notice);
@@ -46,7 +52,7 @@ static void read_notices(rr_proxy *proxy) {
         } else if (RR_ABORT_CULPRIT(stop) != p) {
             rr_watch_abort(proxy, stop); /* it gave up because somebody else closed */
         } else {
-            proxy->closed_mask |= (uint16_t)(1u << p);
+            set_mask(&proxy->closed_mask, p, true);
             rr_event_push(proxy, (rr_event){.kind = RR_EVENT_CLOSED, .peer = p, .root = p});
         }
     }
@@ -86,13 +92,13 @@ static void watch_peer(rr_proxy *proxy, uint32_t p, uint64_t now) {
         proxy->wait_word[p] = word;
         proxy->wait_since_ns[p] = now;
         proxy->late_reported_ns[p] = 0;
-        proxy->waiting_mask &= (uint16_t)~(1u << p);
+        set_mask(&proxy->waiting_mask, p, false);
     }
     if (!word) return;
     uint64_t waited = now - proxy->wait_since_ns[p], late = proxy->config.late_ms * MS;
     uint32_t seq = (uint32_t)(word >> 32), phase = word >> 8 & 0xff;
     /* Tell the others early, so that at the late limit everybody can follow the chain of waits to its end. */
-    if (waited >= late / 2) proxy->waiting_mask |= (uint16_t)(1u << p);
+    if (waited >= late / 2) set_mask(&proxy->waiting_mask, p, true);
     if (waited >= late && (!proxy->late_reported_ns[p] || now - proxy->late_reported_ns[p] >= LATE_AGAIN_NS)) {
         proxy->late_reported_ns[p] = now;
         rr_count(&proxy->stats.late_reports, 1);

@@ -44,6 +44,12 @@ typedef long long int64_t;
 #define RR_MAX_COMMANDS_PER_OP (4 * (RR_MAX_WORLD - 1))
 RR_STATIC_ASSERT(RR_COMMANDS >= 2 * RR_MAX_COMMANDS_PER_OP, "the command ring can never be lapped");
 
+enum rr_error {
+#define RR_ERROR(name, value, meaning, hint) RR_ERR_##name = value,
+#include <roce_ring/errors.def>
+#undef RR_ERROR
+};
+
 /* What a command asks of the proxy. */
 #define RR_OP_BROADCAST 1u /* the same bytes to every peer in the mask */
 #define RR_OP_SCATTER 2u   /* bytes [p * chunk, (p + 1) * chunk) to peer p */
@@ -118,10 +124,10 @@ typedef struct rr_notice {
 
 /* wait[src][path]: raised by the waiting kernel thread once it has waited long, cleared when the flag came. */
 #define RR_WAIT_WORD(phase, seq) (1ull | (uint64_t)(uint8_t)(phase) << 8 | (uint64_t)(uint32_t)(seq) << 32)
-typedef struct rr_wait {
+typedef struct rr_wait_line {
     uint64_t word;
     uint8_t reserved[120];
-} rr_wait;
+} rr_wait_line;
 
 /* One writer (the peer `src`), one reader (this rank's kernel). */
 typedef struct rr_flag {
@@ -166,7 +172,7 @@ typedef struct rr_layout {
     uint64_t kernel;   /* rr_kernel_line */
     uint64_t progress; /* rr_progress */
     uint64_t notices;  /* rr_notice[world] */
-    uint64_t waits;    /* rr_wait[world][RR_MAX_PATHS] */
+    uint64_t waits;    /* rr_wait_line[world][RR_MAX_PATHS] */
     uint64_t flags;    /* rr_flag[world][RR_SLOTS][phases][RR_MAX_PATHS] */
     uint64_t records;  /* rr_record[RR_RECORDS] */
     uint64_t send;     /* [RR_SLOTS][2 * slot_bytes]: staged payload, or fp32 partial sums of a 16-bit one */
@@ -273,7 +279,7 @@ RR_SHARED_FN rr_layout rr_layout_of(uint32_t world, uint64_t slot_bytes) {
     l.kernel = at, at += sizeof(rr_kernel_line);
     l.progress = at, at += sizeof(rr_progress);
     l.notices = at, at += world * sizeof(rr_notice);
-    l.waits = at, at += world * RR_MAX_PATHS * sizeof(rr_wait);
+    l.waits = at, at += world * RR_MAX_PATHS * sizeof(rr_wait_line);
     l.flags = at, at += world * RR_SLOTS * l.phases * RR_MAX_PATHS * sizeof(rr_flag);
     l.records = at, at += RR_RECORDS * sizeof(rr_record);
     at = rr_round_up(at, RR_PAGE);
@@ -308,7 +314,7 @@ RR_SHARED_FN rr_layout rr_layout_of(uint32_t world, uint64_t slot_bytes) {
     X(rr_notice, stop, 0, 8)                                                                                                     \
     X(rr_notice, beat, 8, 8)                                                                                                     \
     X(rr_notice, waiting, 16, 8)                                                                                                 \
-    X(rr_wait, word, 0, 8)                                                                                                       \
+    X(rr_wait_line, word, 0, 8)                                                                                                       \
     X(rr_flag, seq, 0, 8)                                                                                                        \
     X(rr_record, seq, 0, 8)                                                                                                      \
     X(rr_record, first_command_ns, 8, 8)                                                                                         \
@@ -358,7 +364,7 @@ RR_SHARED_FN rr_layout rr_layout_of(uint32_t world, uint64_t slot_bytes) {
     X(rr_kernel_line, RR_LINE)                                                                                                   \
     X(rr_progress, RR_LINE)                                                                                                      \
     X(rr_notice, RR_LINE)                                                                                                        \
-    X(rr_wait, RR_LINE)                                                                                                          \
+    X(rr_wait_line, RR_LINE)                                                                                                          \
     X(rr_flag, RR_LINE)                                                                                                          \
     X(rr_record, 64)                                                                                                             \
     X(rr_header, 64)                                                                                                             \

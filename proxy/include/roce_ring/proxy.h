@@ -15,12 +15,6 @@ extern "C" {
 
 #define RR_API __attribute__((visibility("default")))
 
-enum rr_error {
-#define RR_ERROR(name, value, meaning, hint) RR_ERR_##name = value,
-#include <roce_ring/errors.def>
-#undef RR_ERROR
-};
-
 /* A session only ever moves down this list (RUNNING may be skipped). */
 enum rr_state {
     RR_STATE_INIT = 0,      /* created; peers unknown. Left by connect. */

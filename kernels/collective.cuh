@@ -1,0 +1,269 @@
+/* The steps every collective is made of: begin, publish, wait, end.
+ *
+ * Two slots. Operation k uses slot k % 2 of the send area, the receive area and the flags. They are enough because
+ *   - every message of an operation is waited for by its receiver within that operation (empty chunks send their flag too), and
+ *   - every rank's last wait of operation k depends, directly or through others, on every other rank having begun k.
+ * A rank that begins k + 2 has finished k + 1, so every rank had begun k + 1, so every rank had finished k: nobody still reads
+ * slot k % 2, and everything this rank sent from it has landed. tests/kernels picks the fastest rank always and checks it.
+ *
+ * Blocks. Block 0 polls flags, one thread per (source, path); it hands the result to the other blocks through device memory,
+ * because polling the host from every block costs more than the hand-over (12.7 against 23-48 us at 4 KiB on an H200). All
+ * blocks must be resident at once.
+ *
+ * Failure. A wait that fails sets the fault word and every block leaves through the same barriers as on the good path; the
+ * output is undefined. Later launches leave at their first wait, because the abort word stays set.
+ */
+#ifndef ROCE_RING_COLLECTIVE_CUH
+#define ROCE_RING_COLLECTIVE_CUH
+
+#include "numbers.cuh"
+
+RR_FN uint32_t rr_peers(const rr_ctx &c) { return ((1u << c.op->world) - 1) & ~(1u << c.op->rank); }
+
+RR_FN bool rr_aborted(const rr_ctx &c) {
+    return rr_load_relaxed_sys((const uint64_t *)(rr_region(c) + c.op->layout.abort)) != 0;
+}
+
+RR_FN rr_kernel_line *rr_kernel_line_of(const rr_ctx &c) { return (rr_kernel_line *)(rr_region(c) + c.op->layout.kernel); }
+
+RR_FN void rr_begin(rr_ctx &c) {
+    c.seq = rr_state_of(c)->seq + 1; /* stable for the whole launch: only the last block out moves it */
+    c.rounds = c.commands = 0;
+    c.failed = false;
+    if (c.block == 0 && c.tid == 0) rr_store_relaxed_sys(&rr_kernel_line_of(c)->seq_started, c.seq);
+}
+
+/* One thread: stores a command and then, with release order, its commit word. */
+RR_FN void rr_publish_now(const rr_ctx &c, uint32_t op, uint32_t phase, uint32_t wave, uint32_t peers, uint64_t src, uint64_t dst,
+                          uint64_t bytes, uint64_t chunk) {
+    uint64_t index = rr_state_of(c)->commands + c.commands;
+    uint64_t *to = (uint64_t *)((rr_command *)(rr_region(c) + c.op->layout.commands) + index % RR_COMMANDS);
+    /* The words of rr_command after `commit`, in the layout that layout.h asserts. */
+    rr_store_relaxed_sys(to + 1, c.seq);
+    rr_store_relaxed_sys(to + 2, src);
+    rr_store_relaxed_sys(to + 3, dst);
+    rr_store_relaxed_sys(to + 4, bytes | chunk << 32);
+    rr_store_relaxed_sys(to + 5, (uint64_t)peers | (uint64_t)op << 16 | (uint64_t)phase << 24 | (uint64_t)wave << 32 |
+                                     (uint64_t)c.op->mode << 40);
+    rr_store_release_sys(to, index + 1);
+    rr_ring_doorbell(c);
+}
+
+/* All threads of all blocks have written this round's payload; returns true in one thread, which may then publish it.
+ * Observers: every thread of the launch -> proxy and NIC. */
+RR_FN bool rr_arrive(rr_ctx &c) {
+    rr_block_sync(c);
+    if (c.tid != 0) return false;
+    rr_fence_block_to_system();
+    if (c.blocks > 1) {
+        if (rr_add_dev(&rr_state_of(c)->arrived[c.rounds], 1) != c.blocks - 1) return false;
+        rr_fence_block_to_system();
+    }
+    return !rr_aborted(c);
+}
+
+/* Tells the proxy why this kernel gave up. The first fault of a session stands; one block, so a plain look is enough. */
+RR_FN void rr_fault(const rr_ctx &c, uint32_t reason, uint32_t src, uint32_t phase, uint32_t path) {
+    uint64_t *fault = &rr_kernel_line_of(c)->fault;
+    if (!rr_load_relaxed_sys(fault)) rr_store_release_sys(fault, RR_ABORT_WORD(reason, src, phase, path, c.seq));
+}
+
+/* Polls one flag until it says `seq`. Bounded by time, by the abort word and by its own sanity. */
+RR_FN bool rr_poll_flag(const rr_ctx &c, uint32_t src, uint32_t phase, uint32_t path) {
+    const rr_layout &l = c.op->layout;
+    const uint64_t *flag = (const uint64_t *)(rr_region(c) + rr_flag_offset(l.flags, (uint32_t)l.phases, src, rr_slot(c), phase, path));
+    uint64_t *shown = (uint64_t *)(rr_region(c) + l.waits) + ((uint64_t)src * RR_MAX_PATHS + path) * (sizeof(rr_wait_line) / 8);
+    uint64_t began = 0;
+    bool showing = false, ok = true;
+    for (uint32_t polls = 1;; polls++) {
+        uint64_t seen = rr_load_acquire_sys(flag);
+        if (seen == c.seq) break;
+        if ((int64_t)(seen - c.seq) > 0) { /* two slots make this impossible unless ranks ran different operations */
+            rr_fault(c, RR_ERR_PROTOCOL, src, phase, path);
+            ok = false;
+            break;
+        }
+        if (polls % 64 == 0) {
+            if (rr_aborted(c)) {
+                ok = false;
+                break;
+            }
+            uint64_t now = rr_clock_ns();
+            if (!began) began = now;
+            if (!showing && now - began > c.op->report_ns) {
+                rr_store_relaxed_sys(shown, RR_WAIT_WORD(phase, c.seq));
+                showing = true;
+            }
+            if (now - began > c.op->deadline_ns) {
+                rr_fault(c, RR_ERR_PEER_TIMEOUT, src, phase, path);
+                ok = false;
+                break;
+            }
+        }
+        rr_relax(c, polls);
+    }
+    if (showing) rr_store_relaxed_sys(shown, 0);
+    return ok;
+}
+
+struct rr_expect {
+    uint32_t peers; /* mask of sources */
+    uint32_t phase;
+    uint64_t bytes;     /* from each source, or of the whole payload if chunk is set */
+    uint64_t chunk;     /* nonzero: source p sends its chunk p of `bytes` */
+};
+
+RR_FN uint32_t rr_expected_paths(const rr_ctx &c, const rr_expect &e, uint32_t src) {
+    uint32_t bytes = e.chunk ? rr_chunk_bytes((uint32_t)e.bytes, (uint32_t)e.chunk, src) : (uint32_t)e.bytes;
+    return rr_paths_used(bytes, c.op->paths[src], c.op->stripe_min_bytes);
+}
+
+/* Block 0's threads share out (source, path) pairs. */
+RR_FN bool rr_poll_flags(const rr_ctx &c, const rr_expect &e) {
+    bool ok = true;
+    for (uint32_t i = c.tid; i < c.op->world * RR_MAX_PATHS && ok; i += c.threads) {
+        uint32_t src = i / RR_MAX_PATHS, path = i % RR_MAX_PATHS;
+        if ((e.peers & 1u << src) && path < rr_expected_paths(c, e, src)) ok = rr_poll_flag(c, src, e.phase, path);
+    }
+    return ok;
+}
+
+/* Every other block waits for block 0's word. Bounded by what bounds block 0, and a second on top. */
+RR_FN bool rr_poll_ready(const rr_ctx &c) {
+    uint64_t *ready = &rr_state_of(c)->ready;
+    uint64_t began = 0;
+    for (uint32_t polls = 1;; polls++) {
+        uint64_t seen = rr_load_acquire_dev(ready);
+        if (seen >> 1 >= c.rounds + 1) return !(seen & 1);
+        if (polls % 1024 == 0) {
+            uint64_t now = rr_clock_ns();
+            if (!began) began = now;
+            /* a round polls at most every peer, one after the other */
+            if (now - began > c.op->world * c.op->deadline_ns + 1000000000ull) return false;
+        }
+        rr_relax(c, polls);
+    }
+}
+
+/* Block 0, thread 0: have all blocks of this launch arrived in this round? Peers' data can be here before our own blocks have
+ * read their input, and the output may be the input. */
+RR_FN bool rr_poll_arrived(const rr_ctx &c) {
+    uint64_t began = 0;
+    for (uint32_t polls = 1; rr_add_dev(&rr_state_of(c)->arrived[c.rounds], 0) != c.blocks; polls++) {
+        if (polls % 1024 == 0) {
+            uint64_t now = rr_clock_ns();
+            if (!began) began = now;
+            if (now - began > c.op->deadline_ns) {
+                rr_fault(c, RR_ERR_KERNEL_STUCK, c.op->rank, c.rounds, 0);
+                return false;
+            }
+        }
+        rr_relax(c, polls);
+    }
+    rr_fence_block_to_system();
+    return true;
+}
+
+/* Ends a round: block 0 knows whether its polls went well (`ok`, per thread), the others learn it.
+ * Observers: peer's NIC or proxy -> block 0 (acquire on the flag) -> every thread (block barrier, `ready`). */
+RR_FN bool rr_close_round(rr_ctx &c, bool ok) {
+    if (c.block == 0) {
+        if (c.tid == 0 && c.blocks > 1 && ok) ok = rr_poll_arrived(c);
+        ok = !rr_block_any(c, !ok);
+        if (c.tid == 0 && c.blocks > 1) {
+            rr_fence_block_to_system();
+            rr_store_release_dev(&rr_state_of(c)->ready, (uint64_t)(c.rounds + 1) << 1 | (ok ? 0 : 1));
+        }
+    } else {
+        if (c.tid == 0) ok = rr_poll_ready(c);
+        ok = !rr_block_any(c, !ok);
+    }
+    c.rounds++;
+    c.failed = !ok;
+    return ok;
+}
+
+/* Waits for one or two sets of messages and closes the round. After true, every thread may read what was waited for. */
+RR_FN bool rr_wait2(rr_ctx &c, const rr_expect &a, const rr_expect &b) {
+    bool ok = true;
+    if (c.block == 0) {
+        ok = rr_poll_flags(c, a);
+        if (ok && b.peers) ok = rr_poll_flags(c, b);
+    }
+    return rr_close_round(c, ok);
+}
+
+RR_FN bool rr_wait(rr_ctx &c, const rr_expect &a) {
+    rr_expect none = {0, 0, 0, 0};
+    return rr_wait2(c, a, none);
+}
+
+/* Every block passes here exactly once. The last one out leaves the state as the next launch expects it. */
+RR_FN void rr_end(rr_ctx &c) {
+    rr_block_sync(c);
+    if (c.tid != 0) return;
+    rr_device_state *state = rr_state_of(c);
+    if (c.blocks > 1) {
+        rr_fence_block_to_system();
+        if (rr_add_dev(&state->leaving, 1) != c.blocks - 1) return;
+        rr_fence_block_to_system();
+        for (uint32_t i = 0; i <= c.rounds && i < RR_MAX_ROUNDS; i++) state->arrived[i] = 0;
+        state->leaving = 0;
+        rr_store_release_dev(&state->ready, 0);
+    }
+    if (!c.failed) {
+        state->seq = c.seq;
+        state->commands += c.commands;
+    }
+    rr_store_relaxed_sys(&rr_kernel_line_of(c)->seq_done, c.seq);
+}
+
+/* ---- publishing: called by all threads, done by one ---- */
+
+/* After this round's payload was written by all blocks. Every round publishes once and is closed once. */
+RR_FN void rr_publish(rr_ctx &c, uint32_t op, uint32_t phase, uint32_t wave, uint32_t peers, uint64_t src, uint64_t dst, uint64_t bytes,
+                      uint64_t chunk) {
+    if (rr_arrive(c)) rr_publish_now(c, op, phase, wave, peers, src, dst, bytes, chunk);
+    c.commands++;
+}
+
+/* Input elements, at any address (CPU) or any element-aligned one (GPU). */
+template <typename T, uint32_t N> RR_FN void rr_load_in(const rr_ctx &c, uint64_t at, float (&v)[N], uint32_t n) {
+    const uint8_t *from = (const uint8_t *)c.op->in + at * sizeof(T);
+#if RR_GPU
+    if (n == N && (uint64_t)from % RR_PACK_BYTES == 0) {
+        rr_load_tile<T, N>(v, (const T *)from, n);
+    } else {
+#pragma unroll
+        for (uint32_t i = 0; i < N; i++) v[i] = i < n ? rr_to_float(((const T *)from)[i]) : 0.0f;
+    }
+#else
+    if ((uint64_t)from % alignof(T)) {
+        T aligned[N];
+        memcpy(aligned, from, n * sizeof(T));
+        rr_load_tile<T, N>(v, aligned, n);
+        return;
+    }
+    rr_load_tile<T, N>(v, (const T *)from, n);
+#endif
+}
+
+/* Output element type T at any address: tiles go to the user's tensor, which may not even be aligned to its elements (CPU). */
+template <typename T, uint32_t N> RR_FN void rr_store_out(const rr_ctx &c, uint64_t at, const float (&v)[N], uint32_t n) {
+    uint8_t *to = (uint8_t *)c.op->out + at * sizeof(T);
+#if !RR_GPU
+    if ((uint64_t)to % alignof(T)) {
+        T aligned[N];
+        rr_store_tile<T, N>(aligned, v, n);
+        memcpy(to, aligned, n * sizeof(T));
+        return;
+    }
+#endif
+    rr_store_tile<T, N>((T *)to, v, n);
+}
+
+RR_FN uint32_t rr_wave_of(const rr_op *op) {
+    return op->mode == RR_MODE_FULL_PHASED || op->mode == RR_MODE_PAYLOAD_RSAG_PHASED ? RR_WAVE_PHASED : op->wave;
+}
+
+#endif

@@ -1,0 +1,141 @@
+// Runs the kernels on CPU threads: the grid, its barriers, and how a waiting thread gives its core away.
+#include "cpu.h"
+#include "run.cuh"
+
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdio.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+extern "C" bool rr_cpu_thread_baseline(const rr_op *op, rr_cpu_place place);
+#ifdef RR_CPU_HAVE_V3
+extern "C" bool rr_cpu_thread_v3(const rr_op *op, rr_cpu_place place);
+#endif
+
+typedef bool (*thread_fn)(const rr_op *, rr_cpu_place);
+
+static bool have_v3() {
+#ifdef RR_CPU_HAVE_V3
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("f16c");
+#else
+    return false;
+#endif
+}
+
+static thread_fn best() {
+#ifdef RR_CPU_HAVE_V3
+    if (have_v3()) return rr_cpu_thread_v3;
+#endif
+    return rr_cpu_thread_baseline;
+}
+
+extern "C" const char *rr_cpu_isa(void) { return have_v3() ? "v3" : "baseline"; }
+
+// One block's barrier. Sense by generation: a thread that is slow to leave one round cannot meet the next by mistake.
+struct rr_block_barrier {
+    uint32_t threads, arrived, generation;
+    uint32_t vote[2];
+};
+
+extern "C" bool rr_cpu_block_any(rr_block_barrier *b, bool mine) {
+    uint32_t generation = __atomic_load_n(&b->generation, __ATOMIC_ACQUIRE), now = generation & 1;
+    if (mine) __atomic_store_n(&b->vote[now], 1, __ATOMIC_RELAXED);
+    if (__atomic_add_fetch(&b->arrived, 1, __ATOMIC_ACQ_REL) == b->threads) {
+        b->arrived = 0;
+        __atomic_store_n(&b->vote[!now], 0, __ATOMIC_RELAXED); // everybody has left the round before this one
+        __atomic_store_n(&b->generation, generation + 1, __ATOMIC_RELEASE);
+    } else {
+        while (__atomic_load_n(&b->generation, __ATOMIC_ACQUIRE) == generation) sched_yield();
+    }
+    return __atomic_load_n(&b->vote[now], __ATOMIC_RELAXED);
+}
+extern "C" void rr_cpu_block_sync(rr_block_barrier *b) { rr_cpu_block_any(b, false); }
+
+extern "C" uint64_t rr_cpu_clock_ns(void) {
+    timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec;
+}
+
+// Polls without a yield where cores are plenty (spins > 0); yields where they are not; sleeps once it is clear that nobody is
+// in a hurry. 4096 looks without a flag are over a millisecond of yields.
+extern "C" void rr_cpu_relax_slowly(uint32_t polls, uint32_t spins) {
+    if (polls > spins + 4096) {
+        timespec t = {0, 50000};
+        nanosleep(&t, nullptr);
+    } else if (polls > spins) {
+        sched_yield();
+    } else {
+#if defined(__x86_64__)
+        __builtin_ia32_pause();
+#elif defined(__aarch64__)
+        __asm__ volatile("isb" ::: "memory");
+#endif
+    }
+}
+
+// The proxy sleeps on this word; clearing it first makes a second doorbell cheap.
+extern "C" void rr_cpu_doorbell(uint32_t *napping) {
+    __atomic_store_n(napping, 0, __ATOMIC_SEQ_CST);
+    syscall(SYS_futex, napping, FUTEX_WAKE, 1, nullptr, nullptr, 0);
+}
+
+// Threads pass the gate together or not at all: a launch that cannot have all of its threads never begins.
+enum { GATE_SHUT, GATE_OPEN, GATE_CANCEL };
+
+struct job {
+    const rr_op *op;
+    rr_cpu_place place;
+    const uint32_t *gate;
+    bool ok;
+};
+
+static void *job_main(void *arg) {
+    job *j = (job *)arg;
+    uint32_t gate;
+    while ((gate = __atomic_load_n(j->gate, __ATOMIC_ACQUIRE)) == GATE_SHUT) sched_yield();
+    j->ok = gate == GATE_OPEN && best()(j->op, j->place);
+    return nullptr;
+}
+
+extern "C" const char *rr_cpu_refusal(const rr_op *op) { return rr_op_refusal(op); }
+
+#define RR_CPU_MAX_THREADS 64
+
+extern "C" int rr_cpu_run(const rr_op *op, uint32_t blocks, uint32_t threads) {
+    if (rr_op_refusal(op) || !blocks || !threads || blocks > RR_CPU_MAX_THREADS / threads) return RR_CPU_REFUSED;
+    if (blocks * threads == 1) return best()(op, rr_cpu_place{0, 1, 0, 1, nullptr}) ? RR_CPU_OK : RR_CPU_FAILED;
+    rr_block_barrier barriers[RR_CPU_MAX_THREADS] = {};
+    job jobs[RR_CPU_MAX_THREADS] = {};
+    pthread_t ids[RR_CPU_MAX_THREADS];
+    uint32_t all = blocks * threads, created = 1, gate = GATE_SHUT;
+    for (uint32_t i = 0; i < blocks; i++) barriers[i].threads = threads;
+    for (uint32_t i = 0; i < all; i++) jobs[i] = job{op, {i % threads, threads, i / threads, blocks, &barriers[i / threads]}, &gate, false};
+    while (created < all && !pthread_create(&ids[created], nullptr, job_main, &jobs[created])) created++;
+    __atomic_store_n(&gate, created == all ? GATE_OPEN : GATE_CANCEL, __ATOMIC_RELEASE);
+    job_main(&jobs[0]);
+    bool ok = jobs[0].ok;
+    for (uint32_t i = 1; i < created; i++) {
+        pthread_join(ids[i], nullptr);
+        ok &= jobs[i].ok;
+    }
+    return created < all ? RR_CPU_REFUSED : ok ? RR_CPU_OK : RR_CPU_FAILED;
+}
+
+extern "C" const char *rr_op_table(void) {
+#define LINE_FIELD(type, field, offset, bytes) #type " " #field " " #offset " " #bytes "\n"
+#define LINE_STRUCT(type, bytes) #type " - 0 " #bytes "\n"
+    return RR_OP_FIELDS(LINE_FIELD) RR_OP_STRUCTS(LINE_STRUCT);
+}
+
+extern "C" const char *rr_mode_table(void) {
+#define RR_MODE(name, value, raw, forwarding, power_of_two, partials, meaning)                                                   \
+    #value " " #name " " #raw " " #forwarding " " #power_of_two " " #partials " " meaning "\n"
+    return
+#include "modes.def"
+        ;
+#undef RR_MODE
+}

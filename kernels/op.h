@@ -1,0 +1,102 @@
+/* One launch of a collective: what host code hands to a kernel, on GPU and CPU alike. C ABI; asserted like the layout. */
+#ifndef ROCE_RING_OP_H
+#define ROCE_RING_OP_H
+
+#include <roce_ring/layout.h>
+
+#define RR_MODE(name, value, raw, forwarding, power_of_two, partials, meaning) RR_MODE_##name = value,
+enum rr_mode {
+    RR_MODE_NONE = 0, /* all-gather and reduce-scatter */
+#include "modes.def"
+};
+#undef RR_MODE
+
+#define RR_ALL_REDUCE 1u
+#define RR_ALL_GATHER 2u
+#define RR_REDUCE_SCATTER 3u
+
+#define RR_FLOAT32 1u
+#define RR_FLOAT16 2u
+#define RR_BFLOAT16 3u
+
+/* Most rounds of waiting in one operation: one per phase and one for the end. */
+#define RR_MAX_ROUNDS 64
+
+/* Lives in device memory (CPU: process memory), one per session. Only kernels touch it after it was zeroed. Between launches
+ * everything but `seq` and `commands` is zero. */
+typedef struct rr_device_state {
+    uint64_t seq;      /* last finished operation */
+    uint64_t commands; /* commands published so far */
+    uint64_t ready;    /* round << 1 | failed: block 0 tells the others that a wait is over */
+    uint32_t leaving;  /* blocks that are through; the last one cleans up */
+    uint32_t reserved;
+    uint32_t arrived[RR_MAX_ROUNDS]; /* blocks that finished a round's writing; the last one publishes the command */
+} rr_device_state;
+
+typedef struct rr_op {
+    uint64_t in;     /* device address; any alignment the dtype allows */
+    uint64_t out;    /* may equal `in` */
+    uint64_t count;  /* all-reduce: elements. reduce-scatter: elements of one rank's result. all-gather: unused */
+    uint64_t rows;   /* all-gather: rows; 1 for a gather along dim 0 */
+    uint64_t region; /* address of this rank's region */
+    uint64_t state;  /* address of rr_device_state */
+    uint64_t width[RR_MAX_WORLD]; /* all-gather: bytes of one row of each rank */
+    rr_layout layout;
+    uint64_t deadline_ns; /* of each wait */
+    uint64_t report_ns;   /* a wait longer than this is shown to the proxy */
+    uint32_t world;
+    uint32_t rank;
+    uint32_t kind; /* RR_ALL_REDUCE, ... */
+    uint32_t mode; /* enum rr_mode */
+    uint32_t wave; /* RR_WAVE_*: how the proxy separates destinations; phased modes set it themselves */
+    uint32_t dtype;
+    uint32_t fp32_partials; /* ring*, halving: carry partial sums of a 16-bit dtype as fp32 */
+    uint32_t stripe_min_bytes;
+    uint32_t spins; /* CPU: polls between two looks at the scheduler; 0 = yield on every poll (more threads than cores) */
+    uint32_t reserved;
+    uint8_t order[RR_MAX_WORLD]; /* rank at each ring position */
+    uint8_t paths[RR_MAX_WORLD]; /* paths from each peer */
+} rr_op;
+
+#define RR_OP_FIELDS(X)                                                                                                          \
+    X(rr_op, in, 0, 8)                                                                                                           \
+    X(rr_op, out, 8, 8)                                                                                                          \
+    X(rr_op, count, 16, 8)                                                                                                       \
+    X(rr_op, rows, 24, 8)                                                                                                        \
+    X(rr_op, region, 32, 8)                                                                                                      \
+    X(rr_op, state, 40, 8)                                                                                                       \
+    X(rr_op, width, 48, 128)                                                                                                     \
+    X(rr_op, layout, 176, 112)                                                                                                   \
+    X(rr_op, deadline_ns, 288, 8)                                                                                                \
+    X(rr_op, report_ns, 296, 8)                                                                                                  \
+    X(rr_op, world, 304, 4)                                                                                                      \
+    X(rr_op, rank, 308, 4)                                                                                                       \
+    X(rr_op, kind, 312, 4)                                                                                                       \
+    X(rr_op, mode, 316, 4)                                                                                                       \
+    X(rr_op, wave, 320, 4)                                                                                                       \
+    X(rr_op, dtype, 324, 4)                                                                                                      \
+    X(rr_op, fp32_partials, 328, 4)                                                                                              \
+    X(rr_op, stripe_min_bytes, 332, 4)                                                                                           \
+    X(rr_op, spins, 336, 4)                                                                                                      \
+    X(rr_op, order, 344, 16)                                                                                                     \
+    X(rr_op, paths, 360, 16)                                                                                                     \
+    X(rr_device_state, seq, 0, 8)                                                                                                \
+    X(rr_device_state, commands, 8, 8)                                                                                           \
+    X(rr_device_state, ready, 16, 8)                                                                                             \
+    X(rr_device_state, leaving, 24, 4)                                                                                           \
+    X(rr_device_state, arrived, 32, 256)
+#define RR_OP_STRUCTS(X)                                                                                                         \
+    X(rr_op, 376)                                                                                                                \
+    X(rr_device_state, 288)
+RR_OP_FIELDS(RR_ASSERT_FIELD)
+RR_OP_STRUCTS(RR_ASSERT_STRUCT)
+
+RR_SHARED_FN uint32_t rr_dtype_bytes(uint32_t dtype) { return dtype == RR_FLOAT32 ? 4u : 2u; }
+
+/* Elements of one chunk when `count` elements are dealt to `world` owners: whole 16-byte packs, so that every chunk starts on
+ * one. The last chunks may be short or empty; their flags still fly, because the slot proof counts on every message. */
+RR_SHARED_FN uint64_t rr_chunk_count(uint64_t count, uint32_t world, uint32_t dtype) {
+    return rr_round_up((count + world - 1) / world, 16 / rr_dtype_bytes(dtype));
+}
+
+#endif

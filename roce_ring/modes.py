@@ -1,0 +1,51 @@
+"""The collective modes, read from the kernels' own list (kernels/modes.def)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from .errors import UnsupportedError
+from .native import native
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """`raw`: raw contributions meet (fp32 sums in rank order, one rounding). `partials`: partial sums travel. `forwarding`:
+    0 = ring neighbours suffice, 4 = they suffice in a world of 4, 1 = every two ranks need a path."""
+
+    value: int
+    name: str
+    raw: bool
+    forwarding: int
+    power_of_two: bool
+    partials: bool
+    meaning: str
+
+    def refusal(self, world: int) -> str | None:
+        if self.power_of_two and world & (world - 1):
+            return f"mode {self.name} needs a world that is a power of two; this one is {world}"
+        return None
+
+
+@cache
+def modes() -> dict[str, Mode]:
+    out = {}
+    for line in native().kernels.rr_mode_table().decode().splitlines():
+        value, name, raw, forwarding, power_of_two, partials, meaning = line.split(" ", 6)
+        key = name.lower()
+        out[key] = Mode(
+            int(value), key, raw == "1", int(forwarding), power_of_two == "1", partials == "1", meaning
+        )  # fmt: skip
+    return out
+
+
+def mode(name: str, world: int) -> Mode:
+    """Raises UnsupportedError with the reason if this world cannot run it."""
+    found = modes().get(name)
+    if found is None:
+        raise UnsupportedError(f"unknown mode {name!r}", f"expected one of {', '.join(modes())}")
+    refusal = found.refusal(world)
+    if refusal:
+        raise UnsupportedError(refusal, "choose another mode")
+    return found
