@@ -1,5 +1,5 @@
-/* RDMA writes over RC queue pairs. Per path and operation: a payload WRITE and, chained behind it in the same post, an inline
- * WRITE of the flag. A queue pair executes in order, so whoever sees the flag may read the payload.
+/* RDMA writes over RC queue pairs. Per path and operation: a payload WRITE and, chained behind it in the same post, an
+ * inline WRITE of the flag. A queue pair executes in order, so whoever sees the flag may read the payload.
  */
 #include "verbs_impl.h"
 
@@ -10,7 +10,8 @@
 #define CLOSE_FLUSH_NS 200000000ull /* how long close() waits for good-byes to be acknowledged */
 
 /* Work request id: which post of which queue pair, and whether this is its last work request. */
-#define ID(position, peer, path, last) ((uint64_t)(last) << 63 | (uint64_t)(uint32_t)(position) << 16 | (uint64_t)(peer) << 8 | (path))
+#define ID(position, peer, path, last)                                                                                 \
+    ((uint64_t)(last) << 63 | (uint64_t)(uint32_t)(position) << 16 | (uint64_t)(peer) << 8 | (path))
 #define ID_LAST(id) ((bool)((id) >> 63))
 #define ID_POSITION(id) ((uint32_t)((id) >> 16))
 #define ID_PEER(id) ((uint32_t)((id) >> 8 & 0xff))
@@ -18,7 +19,8 @@
 
 /* ---- open, connect, close ---- */
 
-/* Calls one step for every path of the plan. Goes on after a failure, so that the user reads of all problems at once: a line each. */
+/* Calls one step for every path of the plan. Goes on after a failure, so that the user reads of all problems at once: a
+ * line each. */
 typedef int (*path_step)(rr_provider *provider, uint32_t peer, uint32_t path, const void *arg, rr_why why);
 
 static rr_why next_line(rr_why why, bool *failed) {
@@ -35,7 +37,8 @@ static int each_path(rr_provider *provider, path_step step, const void *arg, rr_
     for (uint32_t p = 0; p < provider->config->world; p++) {
         if (p == provider->config->rank) continue;
         for (uint32_t i = 0; i < provider->config->paths[p]; i++)
-            if (step(provider, p, i, arg, (rr_why){line, sizeof line}) < 0) rr_fail(next_line(why, &failed), "%s", line);
+            if (step(provider, p, i, arg, (rr_why){line, sizeof line}) < 0)
+                rr_fail(next_line(why, &failed), "%s", line);
     }
     return failed ? -1 : 0;
 }
@@ -46,10 +49,12 @@ static int name_hca(rr_provider *provider, uint32_t peer, uint32_t path, const v
     uint32_t index = provider->config->hca_of[peer][path];
     const char *name = index < RR_HCAS ? provider->config->hca[index] : "";
     if (!name[0] || !memchr(name, 0, sizeof provider->config->hca[0]))
-        return rr_fail(why, "path %u to rank %u uses hca[%u], which has no device name; expected a name from the plan", path, peer, index);
+        return rr_fail(why, "path %u to rank %u uses hca[%u], which has no device name; expected a name from the plan",
+                       path, peer, index);
     for (uint32_t i = 0; i < path; i++)
         if (provider->config->hca_of[peer][i] == index)
-            return rr_fail(why, "paths %u and %u to rank %u both use %s; expected different devices", i, path, peer, name);
+            return rr_fail(why, "paths %u and %u to rank %u both use %s; expected different devices", i, path, peer,
+                           name);
     impl->hca[index].name = name;
     impl->hca[index].paths++;
     return 0;
@@ -72,7 +77,8 @@ static int verbs_open(rr_provider *provider, rr_hello *hello, rr_why why) {
     if (provider->config->imm)
         return rr_fail(why, "arrival by write-with-immediate is not in this version; use polled flags (imm = 0)");
     if (provider->config->dead_ms < 10 || provider->config->dead_ms > 600000)
-        return rr_fail(why, "dead_ms is %u; the verbs provider needs 10 to 600000 to choose a retry budget", provider->config->dead_ms);
+        return rr_fail(why, "dead_ms is %u; the verbs provider needs 10 to 600000 to choose a retry budget",
+                       provider->config->dead_ms);
     const rr_verbs *verbs = rr_verbs_load(why);
     if (!verbs) return -1;
     verbs_impl *impl = calloc(1, sizeof *impl);
@@ -92,13 +98,16 @@ static int connect_path(rr_provider *provider, uint32_t peer, uint32_t path, con
     return rr_verbs_qp_connect(provider, peer, path, (const rr_hello *)arg + peer, why);
 }
 
-static int verbs_connect(rr_provider *provider, const rr_hello *all, rr_why why) { return each_path(provider, connect_path, all, why); }
+static int verbs_connect(rr_provider *provider, const rr_hello *all, rr_why why) {
+    return each_path(provider, connect_path, all, why);
+}
 
 static void verbs_started(rr_provider *provider) { (void)provider; }
 
 /* ---- the data path ---- */
 
-static void describe(struct ibv_send_wr *wr, struct ibv_sge *sge, const verbs_qp *qp, const void *from, uint32_t bytes, uint64_t dst) {
+static void describe(struct ibv_send_wr *wr, struct ibv_sge *sge, const verbs_qp *qp, const void *from, uint32_t bytes,
+                     uint64_t dst) {
     *sge = (struct ibv_sge){.addr = (uintptr_t)from, .length = bytes, .lkey = qp->hca->mr->lkey};
     *wr = (struct ibv_send_wr){.sg_list = sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE};
     wr->wr.rdma.remote_addr = qp->remote_base + dst;
@@ -106,7 +115,8 @@ static void describe(struct ibv_send_wr *wr, struct ibv_sge *sge, const verbs_qp
 }
 
 /* Hands a chain of `entries` work requests to the device as one post. */
-static bool post(verbs_qp *qp, uint32_t peer, uint32_t path, struct ibv_send_wr *chain, uint8_t entries, verbs_sent sent) {
+static bool post(verbs_qp *qp, uint32_t peer, uint32_t path, struct ibv_send_wr *chain, uint8_t entries,
+                 verbs_sent sent) {
     struct ibv_send_wr *last = chain, *bad;
     while (last->wr_id = ID(qp->posted, peer, path, 0), last->next) last = last->next;
     last->wr_id = ID(qp->posted, peer, path, 1);
@@ -147,9 +157,12 @@ static uint32_t reason_of(enum ibv_wc_status status, const verbs_hca *hca) {
     case IBV_WC_LOC_QP_OP_ERR:
     case IBV_WC_LOC_PROT_ERR:
     case IBV_WC_REM_ACCESS_ERR:
-    case IBV_WC_REM_INV_REQ_ERR: return RR_ERR_INTERNAL; /* an address or a key was wrong: never the network's fault */
-    case IBV_WC_FATAL_ERR: return RR_ERR_DEVICE_LOST;
-    default: return hca->lost || hca->port_down ? RR_ERR_DEVICE_LOST : RR_ERR_QP_ERROR;
+    case IBV_WC_REM_INV_REQ_ERR:
+        return RR_ERR_INTERNAL; /* an address or a key was wrong: never the network's fault */
+    case IBV_WC_FATAL_ERR:
+        return RR_ERR_DEVICE_LOST;
+    default:
+        return hca->lost || hca->port_down ? RR_ERR_DEVICE_LOST : RR_ERR_QP_ERROR;
     }
 }
 
@@ -175,7 +188,8 @@ static bool book(verbs_impl *impl, const struct ibv_wc *wc, rr_completion *out) 
     }
     if (!report) return false;
     impl->writes--;
-    *out = (rr_completion){.tag = sent->tag, .peer = peer, .path = path, .status = wc->status == IBV_WC_SUCCESS ? 0 : (int)qp->failed};
+    *out = (rr_completion){
+        .tag = sent->tag, .peer = peer, .path = path, .status = wc->status == IBV_WC_SUCCESS ? 0 : (int)qp->failed};
     return true;
 }
 
@@ -195,7 +209,8 @@ static uint32_t verbs_poll(rr_provider *provider, rr_completion *out, uint32_t r
     return found;
 }
 
-/* The engine polls while it has writes in flight. Otherwise only notices can be in the queues, and nobody would take them out. */
+/* The engine polls while it has writes in flight. Otherwise only notices can be in the queues, and nobody would take
+ * them out. */
 static void take_notices(rr_provider *provider) {
     rr_completion none[1];
     verbs_impl *impl = provider->impl;
@@ -206,14 +221,16 @@ static void verbs_notify(rr_provider *provider, uint32_t peer, const rr_notice *
     verbs_impl *impl = provider->impl;
     take_notices(provider);
     uint64_t at = provider->layout->notices + provider->config->rank * sizeof(rr_notice);
-    for (uint32_t path = 0; path < provider->config->paths[peer]; path++) { /* every path: one of them may be what is broken */
+    for (uint32_t path = 0; path < provider->config->paths[peer];
+         path++) { /* every path: one of them may be what is broken */
         verbs_qp *qp = impl->qp[peer][path];
         if (qp->failed || !qp->room) continue;
         struct ibv_send_wr wr;
         struct ibv_sge sge;
         describe(&wr, &sge, qp, notice, RR_NOTICE_BYTES, at);
         wr.send_flags = IBV_SEND_INLINE;
-        if (post(qp, peer, path, &wr, 1, (verbs_sent){.notice = true}) && !qp->notices++) qp->notices_since_ns = rr_now_ns();
+        if (post(qp, peer, path, &wr, 1, (verbs_sent){.notice = true}) && !qp->notices++)
+            qp->notices_since_ns = rr_now_ns();
     }
 }
 
@@ -226,8 +243,10 @@ static int verbs_lost(rr_provider *provider, uint32_t peer, uint32_t *path) {
         verbs_qp *qp = impl->qp[peer][i];
         rr_verbs_hca_events(impl, qp->hca);
         uint32_t here = qp->failed;
-        if (qp->hca->lost) here = RR_ERR_DEVICE_LOST;
-        else if (!here && qp->notices && now - qp->notices_since_ns > patience) here = RR_ERR_QP_ERROR;
+        if (qp->hca->lost)
+            here = RR_ERR_DEVICE_LOST;
+        else if (!here && qp->notices && now - qp->notices_since_ns > patience)
+            here = RR_ERR_QP_ERROR;
         if (!here) continue;
         if (!bad++) reason = here, *path = i;
     }
@@ -244,7 +263,8 @@ static void flush_notices(rr_provider *provider) {
         verbs_poll(provider, drop, 16);
         waiting = false;
         for (uint32_t p = 0; p < RR_MAX_WORLD; p++)
-            for (uint32_t i = 0; i < RR_MAX_PATHS; i++) waiting |= impl->qp[p][i] && impl->qp[p][i]->notices && !impl->qp[p][i]->failed;
+            for (uint32_t i = 0; i < RR_MAX_PATHS; i++)
+                waiting |= impl->qp[p][i] && impl->qp[p][i]->notices && !impl->qp[p][i]->failed;
     }
 }
 

@@ -14,22 +14,24 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 static void load(void) {
     void *library = dlopen("libibverbs.so.1", RTLD_NOW | RTLD_LOCAL);
     if (!library) {
-        snprintf(trouble, sizeof trouble,
-                 "the verbs provider needs libibverbs.so.1, which cannot be loaded (%s); install rdma-core (Debian, Ubuntu: "
-                 "libibverbs1 and ibverbs-providers)",
-                 dlerror());
+        snprintf(
+            trouble, sizeof trouble,
+            "the verbs provider needs libibverbs.so.1, which cannot be loaded (%s); install rdma-core (Debian, Ubuntu: "
+            "libibverbs1 and ibverbs-providers)",
+            dlerror());
         return;
     }
     const char *missing = NULL, *missing_version = NULL;
-#define RESOLVE(field, symbol, version, result, arguments)                                                                       \
-    *(void **)&loaded.field = dlvsym(library, symbol, version);                                                                  \
+#define RESOLVE(field, symbol, version, result, arguments)                                                             \
+    *(void **)&loaded.field = dlvsym(library, symbol, version);                                                        \
     if (!loaded.field) missing = symbol, missing_version = version;
     RR_VERBS_CALLS(RESOLVE)
 #undef RESOLVE
     usable = !missing;
     if (missing)
         snprintf(trouble, sizeof trouble,
-                 "libibverbs.so.1 has no %s of version %s; the verbs provider needs rdma-core 33 or newer (Debian 11, Ubuntu 22.04)",
+                 "libibverbs.so.1 has no %s of version %s; the verbs provider needs rdma-core 33 or newer (Debian 11, "
+                 "Ubuntu 22.04)",
                  missing, missing_version);
 }
 

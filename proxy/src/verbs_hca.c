@@ -20,10 +20,11 @@ static int open_by_name(const rr_verbs *verbs, verbs_hca *hca, rr_why why) {
     if (!list || !count) {
         int failed = list ? 0 : errno;
         if (list) verbs->free_device_list(list);
-        return rr_fail(why,
-                       "RDMA device %s is not present, nor is any other%s%s; load its driver (mlx5_ib), and give a container "
-                       "--device /dev/infiniband",
-                       hca->name, failed ? ": " : "", failed ? strerror(failed) : "");
+        return rr_fail(
+            why,
+            "RDMA device %s is not present, nor is any other%s%s; load its driver (mlx5_ib), and give a container "
+            "--device /dev/infiniband",
+            hca->name, failed ? ": " : "", failed ? strerror(failed) : "");
     }
     int result = 0;
     struct ibv_device *device = NULL;
@@ -32,30 +33,40 @@ static int open_by_name(const rr_verbs *verbs, verbs_hca *hca, rr_why why) {
     if (!device) {
         char present[512];
         list_devices(verbs, list, count, present, sizeof present);
-        result = rr_fail(why, "RDMA device %s is not present; present are %s; make a plan from this machine's inventory", hca->name, present);
+        result =
+            rr_fail(why, "RDMA device %s is not present; present are %s; make a plan from this machine's inventory",
+                    hca->name, present);
     } else if (!(hca->context = verbs->open_device(device))) {
-        result = rr_fail(why, "RDMA device %s cannot be opened: %s; /dev/infiniband/uverbs* must be readable and writable", hca->name,
-                         strerror(errno));
+        result =
+            rr_fail(why, "RDMA device %s cannot be opened: %s; /dev/infiniband/uverbs* must be readable and writable",
+                    hca->name, strerror(errno));
     }
     verbs->free_device_list(list);
     return result;
 }
 
 static int check_port(const rr_provider *provider, const rr_verbs *verbs, verbs_hca *hca, rr_why why) {
-    static const char *const states[] = {"in no state", "down", "initialising", "armed", "active", "active but deferred"};
+    static const char *const states[] = {"in no state", "down",   "initialising",
+                                         "armed",       "active", "active but deferred"};
     struct ibv_port_attr port;
     int failed = rr_query_port(verbs, hca->context, RR_PORT, &port);
     if (failed) return rr_fail(why, "port %d of %s cannot be queried: %s", RR_PORT, hca->name, strerror(failed));
-    if (port.link_layer != IBV_LINK_LAYER_ETHERNET) return rr_fail(why, "%s is not an Ethernet device; RoCE needs one", hca->name);
+    if (port.link_layer != IBV_LINK_LAYER_ETHERNET)
+        return rr_fail(why, "%s is not an Ethernet device; RoCE needs one", hca->name);
     if (port.state != IBV_PORT_ACTIVE)
-        return rr_fail(why, "port %d of %s is %s; expected active: check the cable, or leave this device out of the plan", RR_PORT,
-                       hca->name, (unsigned)port.state < 6 ? states[port.state] : "in an unknown state");
+        return rr_fail(why,
+                       "port %d of %s is %s; expected active: check the cable, or leave this device out of the plan",
+                       RR_PORT, hca->name, (unsigned)port.state < 6 ? states[port.state] : "in an unknown state");
     if (port.active_mtu < IBV_MTU_2048)
-        return rr_fail(why, "%s has an RDMA MTU of %d bytes; expected 4096: set its network device to MTU 9000 (a reboot may have put 1500 back)",
+        return rr_fail(why,
+                       "%s has an RDMA MTU of %d bytes; expected 4096: set its network device to MTU 9000 (a reboot "
+                       "may have put 1500 back)",
                        hca->name, 128 << port.active_mtu);
     if (2 * provider->config->slot_bytes > port.max_msg_sz)
-        return rr_fail(why, "%s sends at most %u bytes in one message; a capacity of %llu bytes needs twice that capacity: lower it",
-                       hca->name, port.max_msg_sz, (unsigned long long)provider->config->slot_bytes - RR_PAGE);
+        return rr_fail(
+            why,
+            "%s sends at most %u bytes in one message; a capacity of %llu bytes needs twice that capacity: lower it",
+            hca->name, port.max_msg_sz, (unsigned long long)provider->config->slot_bytes - RR_PAGE);
     hca->mtu = port.active_mtu;
     return 0;
 }
@@ -63,15 +74,19 @@ static int check_port(const rr_provider *provider, const rr_verbs *verbs, verbs_
 /* Pinning memory fails for the limit nearly always; say which limit, and where it is set. */
 static int cannot_pin(const char *what, const verbs_hca *hca, uint64_t bytes, int failed, rr_why why) {
     struct rlimit limit;
-    if (failed == ENOMEM && getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && limit.rlim_cur < 2 * bytes)
+    if (failed == ENOMEM && getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
+        limit.rlim_cur < 2 * bytes)
         return rr_fail(why,
-                       "%s cannot %s: this process may lock %llu KiB of memory and the region has %llu KiB; set LimitMEMLOCK=infinity "
+                       "%s cannot %s: this process may lock %llu KiB of memory and the region has %llu KiB; set "
+                       "LimitMEMLOCK=infinity "
                        "in the systemd unit, or start the container with --ulimit memlock=-1:-1",
                        hca->name, what, (unsigned long long)limit.rlim_cur >> 10, (unsigned long long)bytes >> 10);
-    return rr_fail(why, "%s cannot %s: %s%s", hca->name, what, strerror(failed),
-                   failed == ENOMEM ? "; the lock limit allows it, so the kernel could not pin the pages: some kernels need the boot "
-                                      "parameter kho=off"
-                                    : "");
+    return rr_fail(
+        why, "%s cannot %s: %s%s", hca->name, what, strerror(failed),
+        failed == ENOMEM
+            ? "; the lock limit allows it, so the kernel could not pin the pages: some kernels need the boot "
+              "parameter kho=off"
+            : "");
 }
 
 int rr_verbs_hca_open(rr_provider *provider, verbs_hca *hca, rr_why why) {
@@ -82,7 +97,8 @@ int rr_verbs_hca_open(rr_provider *provider, verbs_hca *hca, rr_why why) {
     int flags = fcntl(hca->context->async_fd, F_GETFL);
     if (flags < 0 || fcntl(hca->context->async_fd, F_SETFL, flags | O_NONBLOCK) < 0)
         return rr_fail(why, "the event channel of %s cannot be made non-blocking: %s", hca->name, strerror(errno));
-    if (!(hca->pd = verbs->alloc_pd(hca->context))) return rr_fail(why, "%s has no protection domain left: %s", hca->name, strerror(errno));
+    if (!(hca->pd = verbs->alloc_pd(hca->context)))
+        return rr_fail(why, "%s has no protection domain left: %s", hca->name, strerror(errno));
     /* Remote write only. No relaxed ordering: the flag behind a payload is worth nothing with it. */
     hca->mr = verbs->register_memory(hca->pd, provider->base, bytes, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
     if (!hca->mr) return cannot_pin("register the region", hca, bytes, errno, why);
@@ -103,10 +119,16 @@ void rr_verbs_hca_events(verbs_impl *impl, verbs_hca *hca) {
     struct ibv_async_event event;
     while (impl->verbs->get_async_event(hca->context, &event) == 0) {
         switch (event.event_type) {
-        case IBV_EVENT_PORT_ERR: hca->port_down = true; break;
-        case IBV_EVENT_PORT_ACTIVE: hca->port_down = false; break;
+        case IBV_EVENT_PORT_ERR:
+            hca->port_down = true;
+            break;
+        case IBV_EVENT_PORT_ACTIVE:
+            hca->port_down = false;
+            break;
         case IBV_EVENT_DEVICE_FATAL:
-        case IBV_EVENT_CQ_ERR: hca->lost = true; break;
+        case IBV_EVENT_CQ_ERR:
+            hca->lost = true;
+            break;
         case IBV_EVENT_QP_FATAL:
         case IBV_EVENT_QP_REQ_ERR:
         case IBV_EVENT_QP_ACCESS_ERR: {
@@ -114,7 +136,8 @@ void rr_verbs_hca_events(verbs_impl *impl, verbs_hca *hca) {
             if (!qp->failed) qp->failed = RR_ERR_QP_ERROR;
             break;
         }
-        default: break; /* a moved GID concerns the next session: an established queue pair keeps its own */
+        default:
+            break; /* a moved GID concerns the next session: an established queue pair keeps its own */
         }
         impl->verbs->ack_async_event(&event);
     }

@@ -1,4 +1,5 @@
-/* What the verbs provider's files share. Everything here belongs to the progress thread, but for open, connect and close. */
+/* What the verbs provider's files share. Everything here belongs to the progress thread, but for open, connect and
+ * close. */
 #ifndef RR_VERBS_IMPL_H
 #define RR_VERBS_IMPL_H
 
@@ -7,7 +8,8 @@
 
 #define RR_HCAS 8
 #define RR_PORT 1 /* every function we know has one port */
-/* Send queue entries per queue pair: a write and its flag are two, so 126 stripes; far more than two operations have. */
+/* Send queue entries per queue pair: a write and its flag are two, so 126 stripes; far more than two operations have.
+ */
 #define RR_SQ_DEPTH 256
 /* Kept free for notices: a stop notice must go out although the data path has filled the queue. */
 #define RR_SQ_FOR_NOTICES 4
@@ -45,7 +47,8 @@ typedef struct verbs_qp {
     uint32_t room;             /* free send queue entries */
     uint32_t posted, retired;  /* count posts; index into sent[] modulo its size */
     uint32_t notices;          /* posted and not acknowledged */
-    uint64_t notices_since_ns; /* when this many went unacknowledged: the oldest was posted, or the one before it was acknowledged */
+    uint64_t notices_since_ns; /* when this many went unacknowledged: the oldest was posted, or the one before it was
+                                  acknowledged */
     uint32_t failed;           /* enum rr_error, 0 while it works */
     verbs_sent sent[RR_SQ_DEPTH];
 } verbs_qp;
@@ -69,9 +72,11 @@ void rr_verbs_hca_events(verbs_impl *impl, verbs_hca *hca);
 /* Index of the one GID of `entries` that a path may use: RoCE v2, IPv4-mapped, of the port's own network device.
  * RR_GID_NONE, with one sentence, if there is none or more than one. */
 int rr_gid_choose(const struct ibv_gid_entry *entries, size_t count, const char *device, rr_why why);
-int rr_gid_resolve(const rr_verbs *verbs, struct ibv_context *context, const char *device, union ibv_gid *gid, rr_why why);
+int rr_gid_resolve(const rr_verbs *verbs, struct ibv_context *context, const char *device, union ibv_gid *gid,
+                   rr_why why);
 /* Where `gid` stands now: an index moves when a link flaps, the value does not. */
-int rr_gid_find(const rr_verbs *verbs, struct ibv_context *context, const char *device, const union ibv_gid *gid, rr_why why);
+int rr_gid_find(const rr_verbs *verbs, struct ibv_context *context, const char *device, const union ibv_gid *gid,
+                rr_why why);
 #define RR_GID_TEXT 48
 const char *rr_gid_text(const uint8_t gid[16], char out[RR_GID_TEXT]);
 

@@ -7,14 +7,16 @@
 #include <string.h>
 #include <sys/random.h>
 
-/* Marks the packets that a neighbour's NIC must forward: becomes UDP source port 65535, which the mesh's rules match. */
+/* Marks the packets that a neighbour's NIC must forward: becomes UDP source port 65535, which the mesh's rules match.
+ */
 #define RR_FORWARD_FLOW_LABEL 16383u
 #define RR_HOP_LIMIT 64
 
-/* A queue pair gives up after (retries + 1) timeouts of 4.096 us * 2^timeout each. The largest timeout for which that stays within
- * dead_ms: a flap shorter than this heals in place, and nobody is blamed earlier than the session's own bound. 6 retries and not
- * the field's maximum of 7, because Soft-RoCE takes 7 to mean "for ever". A device may stretch a timeout up to fourfold
- * (InfiniBand specification, "Local ACK Timeout"); the bound of unanswered notices holds all the same. */
+/* A queue pair gives up after (retries + 1) timeouts of 4.096 us * 2^timeout each. The largest timeout for which that
+ * stays within dead_ms: a flap shorter than this heals in place, and nobody is blamed earlier than the session's own
+ * bound. 6 retries and not the field's maximum of 7, because Soft-RoCE takes 7 to mean "for ever". A device may stretch
+ * a timeout up to fourfold (InfiniBand specification, "Local ACK Timeout"); the bound of unanswered notices holds all
+ * the same. */
 uint8_t rr_verbs_timeout(uint32_t dead_ms) {
     uint8_t timeout = 1; /* 0 would mean "wait for ever" */
     while (timeout < 31 && (RR_RETRIES + 1) * 4096ull << (timeout + 1) <= dead_ms * 1000000ull) timeout++;
@@ -28,32 +30,46 @@ int rr_verbs_qp_create(rr_provider *provider, verbs_hca *hca, uint32_t peer, uin
     impl->qp[peer][path] = qp;
     qp->hca = hca;
     qp->room = RR_SQ_DEPTH;
-    if (getrandom(&qp->psn, sizeof qp->psn, 0) != sizeof qp->psn) return rr_fail(why, "no random numbers: %s", strerror(errno));
+    if (getrandom(&qp->psn, sizeof qp->psn, 0) != sizeof qp->psn)
+        return rr_fail(why, "no random numbers: %s", strerror(errno));
     qp->psn &= 0xffffff;
     struct ibv_qp_init_attr init = {
         .qp_context = qp,
         .send_cq = hca->cq,
         .recv_cq = hca->cq,
-        .cap = {.max_send_wr = RR_SQ_DEPTH, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1, .max_inline_data = RR_NOTICE_BYTES},
+        .cap = {.max_send_wr = RR_SQ_DEPTH,
+                .max_recv_wr = 1,
+                .max_send_sge = 1,
+                .max_recv_sge = 1,
+                .max_inline_data = RR_NOTICE_BYTES},
         .qp_type = IBV_QPT_RC,
     };
     qp->qp = impl->verbs->create_qp(hca->pd, &init);
-    if (!qp->qp) return rr_fail(why, "%s cannot make a queue pair for path %u to rank %u: %s", hca->name, path, peer, strerror(errno));
-    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT, .port_num = RR_PORT, .qp_access_flags = IBV_ACCESS_REMOTE_WRITE};
-    int failed = impl->verbs->modify_qp(qp->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
-    if (failed) return rr_fail(why, "%s cannot initialise its queue pair for path %u to rank %u: %s", hca->name, path, peer, strerror(failed));
+    if (!qp->qp)
+        return rr_fail(why, "%s cannot make a queue pair for path %u to rank %u: %s", hca->name, path, peer,
+                       strerror(errno));
+    struct ibv_qp_attr attr = {
+        .qp_state = IBV_QPS_INIT, .port_num = RR_PORT, .qp_access_flags = IBV_ACCESS_REMOTE_WRITE};
+    int failed =
+        impl->verbs->modify_qp(qp->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+    if (failed)
+        return rr_fail(why, "%s cannot initialise its queue pair for path %u to rank %u: %s", hca->name, path, peer,
+                       strerror(failed));
     return 0;
 }
 
-static int cannot_reach(const verbs_hca *hca, uint32_t peer, uint32_t path, const rr_hello_path *end, int failed, rr_why why) {
+static int cannot_reach(const verbs_hca *hca, uint32_t peer, uint32_t path, const rr_hello_path *end, int failed,
+                        rr_why why) {
     char ours[RR_GID_TEXT], theirs[RR_GID_TEXT];
     rr_gid_text(hca->gid.raw, ours);
     rr_gid_text(end->gid, theirs);
     const char *hint = "";
     if (failed == ENODATA) hint = "; the GID slot is empty: the address of this port moved, set up again";
     if (failed == ETIMEDOUT || failed == EHOSTUNREACH || failed == ENETUNREACH)
-        hint = "; no route or no neighbour entry from one to the other on this device: check the cable, or bring the mesh up";
-    return rr_fail(why, "%s cannot reach %s from %s (path %u to rank %u): %s%s", hca->name, theirs, ours, path, peer, strerror(failed), hint);
+        hint = "; no route or no neighbour entry from one to the other on this device: check the cable, or bring the "
+               "mesh up";
+    return rr_fail(why, "%s cannot reach %s from %s (path %u to rank %u): %s%s", hca->name, theirs, ours, path, peer,
+                   strerror(failed), hint);
 }
 
 int rr_verbs_qp_connect(rr_provider *provider, uint32_t peer, uint32_t path, const rr_hello *theirs, rr_why why) {
@@ -61,8 +77,10 @@ int rr_verbs_qp_connect(rr_provider *provider, uint32_t peer, uint32_t path, con
     verbs_qp *qp = impl->qp[peer][path];
     const rr_hello_path *end = &theirs->path[provider->config->rank][path];
     if (!end->qpn || !end->rkey || !theirs->region_addr)
-        return rr_fail(why, "rank %u opened no queue pair for its path %u to this rank: both ends need the same plan", peer, path);
-    if (end->mtu < IBV_MTU_2048 || end->mtu > IBV_MTU_4096) return rr_fail(why, "rank %u's path %u has no valid MTU", peer, path);
+        return rr_fail(why, "rank %u opened no queue pair for its path %u to this rank: both ends need the same plan",
+                       peer, path);
+    if (end->mtu < IBV_MTU_2048 || end->mtu > IBV_MTU_4096)
+        return rr_fail(why, "rank %u's path %u has no valid MTU", peer, path);
     int index = rr_gid_find(impl->verbs, qp->hca->context, qp->hca->name, &qp->hca->gid, why);
     if (index < 0) return -1;
     qp->remote_base = theirs->region_addr;
@@ -91,9 +109,10 @@ int rr_verbs_qp_connect(rr_provider *provider, uint32_t peer, uint32_t path, con
                                 .sq_psn = qp->psn,
                                 .max_rd_atomic = 1};
     failed = impl->verbs->modify_qp(qp->qp, &attr,
-                                    IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
-                                        IBV_QP_MAX_QP_RD_ATOMIC);
+                                    IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+                                        IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
     if (failed)
-        return rr_fail(why, "%s cannot start its queue pair for path %u to rank %u: %s", qp->hca->name, path, peer, strerror(failed));
+        return rr_fail(why, "%s cannot start its queue pair for path %u to rank %u: %s", qp->hca->name, path, peer,
+                       strerror(failed));
     return 0;
 }
