@@ -1,0 +1,240 @@
+"""AllReduce: the one public class. A communicator over all ranks of one exchange."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import os
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from .errors import RoceRingError, UnsupportedError
+from .exchange import Exchange, RendezvousExchange, TorchExchange
+from .modes import mode as mode_by_name
+from .native import ALL_GATHER, ALL_REDUCE, DTYPES, REDUCE_SCATTER, WAVE_ALL, WAVE_TWO
+from .session import Session
+from .settings import Settings
+from .tensors import Tensor, describe, empty
+from .topology import Topology
+
+_FULL_UPTO_BYTES = 32768  # measured over shm on 2 cores, docs/results; until a ladder for the fabric says better
+
+
+class AllReduce:
+    """Sums, gathers and scatters tensors over `world` ranks. Every rank makes the same calls, in the same order, with tensors
+    of the same shape and dtype.
+
+    Takes C-contiguous numpy arrays and torch CPU tensors of float32, float16 and bfloat16 (all-gather: any dtype), of 1
+    element up to `settings.max_bytes` (`gather_bytes` for all-gather shards, which defaults to max_bytes here), at any
+    alignment. The result has the same bits on every rank and on every repeat.
+
+    Collective constructor: raises SetupError on all ranks, naming every offender, or on none. After a failed operation the
+    communicator stays failed on all ranks until reset()."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        settings: Settings | None = None,
+        topology: Topology | None = None,
+        *,
+        first_seq: int = 0,
+        serve: bool = True,
+    ) -> None:
+        settings = Settings.from_env(os.environ) if settings is None else settings
+        if settings.gather_bytes == 0:
+            settings = dataclasses.replace(settings, gather_bytes=settings.max_bytes)
+        self._exchange, self.settings, self._serve = exchange, settings, serve
+        self._topology = topology or Topology.local(exchange.rank, exchange.world)
+        self.rank, self.world = exchange.rank, exchange.world
+        self._pid = os.getpid()
+        self._capturing = False
+        self.session = Session(exchange, settings, self._topology, first_seq=first_seq, serve=serve)
+        if settings.mode != "auto":
+            mode_by_name(settings.mode, self.world)
+        self._at_exit = _close_at_exit(self)
+
+    @classmethod
+    def from_torch(cls, group: Any = None, **options: Any) -> AllReduce:
+        """Over a torch.distributed CPU (gloo) process group; None is the default group."""
+        return cls(TorchExchange(group), **options)
+
+    @classmethod
+    def from_rendezvous(cls, address: str, rank: int, world: int, *, timeout_s: float = 60.0, **options: Any) -> AllReduce:
+        """Ranks meet at `address`: "unix:/path" or "127.0.0.1:port" on one machine (see RendezvousExchange)."""
+        settings = options.get("settings") or Settings.from_env(os.environ)
+        exchange = RendezvousExchange(address, rank, world, job=settings.name, timeout_s=timeout_s)
+        try:
+            return cls(exchange, **(options | {"settings": settings}))
+        except BaseException:
+            exchange.close()
+            raise
+
+    # ---- what it takes ----
+
+    def should_all_reduce(self, x: Any) -> bool:
+        """Whether all_reduce takes `x`. Depends on dtype, size, contiguity and device only, so all ranks answer alike."""
+        try:
+            return self._refusal(describe(x), self.settings.max_bytes) is None
+        except UnsupportedError:
+            return False
+
+    def _refusal(self, t: Tensor, limit: int) -> str | None:
+        if t.device != "cpu":
+            return f"the tensor is on {t.device}, expected cpu"
+        if t.dtype not in DTYPES:
+            return f"dtype {t.dtype} is not one of {', '.join(DTYPES)}"
+        if not t.contiguous:
+            return "the tensor is not contiguous"
+        if not 1 <= t.bytes <= limit:
+            return f"the tensor has {t.bytes} bytes, expected 1 to {limit}"
+        return None
+
+    def _checked(self, x: Any, limit: int, what: str) -> Tensor:
+        t = describe(x)
+        refusal = self._refusal(t, limit)
+        if refusal:
+            raise UnsupportedError(f"{what}: {refusal}", "ask should_all_reduce(x) first, or raise ROCE_RING_MAX_BYTES on all ranks")
+        self._same_process()
+        return t
+
+    def _same_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise RoceRingError("forked", "this communicator belongs to the process that made it, not to its child", "make one after the fork")
+
+    def _out(self, x: Any, out: Any, shape: tuple[int, ...], what: str) -> tuple[Any, Tensor]:
+        if out is None:
+            out = empty(x, shape)
+        t, wanted = describe(out), describe(x)
+        if (t.shape, t.dtype, t.device, t.contiguous, t.writable) != (shape, wanted.dtype, wanted.device, True, True):
+            raise UnsupportedError(
+                f"{what}: out is {t.dtype}{list(t.shape)} on {t.device}, expected a contiguous writable {wanted.dtype}{list(shape)} on {wanted.device}"
+            )
+        return out, t
+
+    # ---- operations ----
+
+    def all_reduce(self, x: Any, out: Any = None, *, mode: str | None = None, fp32_partials: bool = False) -> Any:
+        """The sum of x over all ranks, in `out` (same shape and dtype; may be x itself), or in a new tensor.
+
+        `mode`: one of modes.modes(); None takes the settings' (by default the best for the size). `fp32_partials`: modes
+        that pass partial sums on carry a 16-bit dtype's as fp32, for twice the bytes and one rounding."""
+        t = self._checked(x, self.settings.max_bytes, "all_reduce")
+        out, to = self._out(x, out, t.shape, "all_reduce")
+        chosen = mode_by_name(mode or self.choose_mode(t.bytes), self.world)
+        op = self.session.op()
+        op.kind, op.mode, op.dtype, op.count = ALL_REDUCE, chosen.value, DTYPES[t.dtype], t.count
+        op.fp32_partials = int(fp32_partials and chosen.partials and t.dtype != "float32")
+        self._launch(op, t, to)
+        return out
+
+    def choose_mode(self, size_bytes: int) -> str:
+        """The mode that all_reduce takes for a payload of this size; a pure function of settings and size."""
+        if self.settings.mode != "auto":
+            return self.settings.mode
+        return "full" if size_bytes <= _FULL_UPTO_BYTES else "payload_rsag"
+
+    def reduce_scatter(self, x: Any, out: Any = None) -> Any:
+        """x has shape [world * n, ...]; returns rows [rank * n, (rank + 1) * n) of its sum over all ranks."""
+        t = self._checked(x, self.settings.max_bytes, "reduce_scatter")
+        if not t.shape or t.shape[0] % self.world:
+            raise UnsupportedError(f"reduce_scatter: the first dimension of {list(t.shape)} is not a multiple of the world of {self.world}")
+        out, to = self._out(x, out, (t.shape[0] // self.world, *t.shape[1:]), "reduce_scatter")
+        op = self.session.op()
+        op.kind, op.dtype, op.count = REDUCE_SCATTER, DTYPES[t.dtype], t.count // self.world
+        self._launch(op, t, to)
+        return out
+
+    def all_gather(self, x: Any, dim: int = 0, out: Any = None, *, sizes: Sequence[int] | None = None) -> Any:
+        """All ranks' x side by side along `dim`: the first or the last dimension. `sizes`: every rank's extent of that
+        dimension if they differ, the same list on all ranks."""
+        t = describe(x)
+        last = len(t.shape) - 1
+        if not t.shape or dim not in (0, last, -1):
+            raise UnsupportedError(f"all_gather: dim is {dim} of shape {list(t.shape)}, expected the first or the last")
+        dim = last if dim in (-1, last) and last > 0 and dim != 0 else 0
+        extents = list(sizes) if sizes is not None else [t.shape[dim]] * self.world
+        if len(extents) != self.world or min(extents) < 0 or extents[self.rank] != t.shape[dim]:
+            raise UnsupportedError(
+                f"all_gather: sizes {extents} do not fit: expected {self.world} sizes of which number {self.rank} is {t.shape[dim]}"
+            )
+        rows = 1
+        for one in t.shape[:dim]:
+            rows *= one
+        unit = t.item_bytes
+        for one in t.shape[dim + 1 :]:
+            unit *= one
+        largest = rows * max(extents) * unit
+        if not t.contiguous or t.device != "cpu" or not 1 <= largest <= self.settings.gather_bytes:
+            reason = (
+                "the tensor is not contiguous" if not t.contiguous
+                else f"the tensor is on {t.device}, expected cpu" if t.device != "cpu"
+                else f"the largest shard has {largest} bytes, expected 1 to {self.settings.gather_bytes}"
+            )  # fmt: skip
+            raise UnsupportedError(f"all_gather: {reason}", "raise ROCE_RING_GATHER_BYTES on all ranks for larger shards")
+        self._same_process()
+        shape = (*t.shape[:dim], sum(extents), *t.shape[dim + 1 :])
+        out, to = self._out(x, out, shape, "all_gather")
+        op = self.session.op()
+        op.kind, op.rows, op.dtype = ALL_GATHER, rows, DTYPES["float32"]
+        op.width[: self.world] = [extent * unit for extent in extents]
+        self._launch(op, t, to)
+        return out
+
+    def _launch(self, op: Any, x: Tensor, out: Tensor) -> None:
+        setattr(op, "in", x.pointer)
+        op.out = out.pointer
+        threshold = self.settings.two_wave_threshold_bytes
+        op.wave = WAVE_TWO if threshold and x.bytes >= threshold else WAVE_ALL
+        self.session.run(op)
+
+    @contextlib.contextmanager
+    def capture(self) -> Iterator[None]:
+        """Marks a CUDA graph capture. CPU tensors have no graphs: operations inside run at once, as an engine's warm-up
+        expects. Captures do not nest."""
+        if self._capturing:
+            raise RoceRingError("capture", "capture() inside capture(): one communicator has one capture at a time")
+        self._capturing = True
+        try:
+            yield
+        finally:
+            self._capturing = False
+
+    # ---- life ----
+
+    def check(self) -> None:
+        """Raises what ended the session, if it has ended; never waits. Call it after work that did not raise by itself."""
+        self.session.check()
+
+    def reset(self) -> None:
+        """Collective: a new session over the same exchange, with new memory and connections. The only way on after an abort.
+        Ranks that died must have been replaced by a new exchange instead."""
+        self.session.close()
+        self.session = Session(self._exchange, self.settings, self._topology, serve=self._serve)
+
+    def close(self) -> None:
+        """Says good-bye and gives everything back. Peers that still need this rank fail with PeerClosed."""
+        self.session.close()
+        self._exchange.close()
+        atexit.unregister(self._at_exit)
+
+    def __enter__(self) -> AllReduce:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _close_at_exit(communicator: AllReduce) -> Any:
+    """A process that ends without close() still says good-bye, so that its peers hear "closed" and not "dead"."""
+    there = weakref.ref(communicator)
+
+    def close() -> None:
+        alive = there()
+        if alive is not None and os.getpid() == alive._pid:
+            alive.close()
+
+    atexit.register(close)
+    return close
+
