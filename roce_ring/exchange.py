@@ -122,6 +122,8 @@ class TorchExchange:
         if not dist.is_initialized():
             raise ConfigError("torch.distributed is not initialised", "call torch.distributed.init_process_group first")
         group = group or dist.group.WORLD
+        if dist.get_rank(group) < 0:
+            raise ConfigError("this process is not in that process group", "only its members may make an exchange")
         backend = dist.get_backend(group)
         if "gloo" not in backend:
             raise ConfigError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +40,7 @@ class Report:
 def directory(run_dir: str) -> Path:
     from ..control.rundir import run_dir as resolve
 
-    return resolve(run_dir, os.environ)
+    return resolve(run_dir)
 
 
 def find(run_dir: str, session: str) -> list[Endpoint]:

@@ -117,9 +117,9 @@ def reason(report: Report) -> str:
     said = [state.reason] if state.reason else []
     if state.culprit_rank is not None and f"rank {state.culprit_rank}" not in state.reason:
         said.append(f"culprit rank {state.culprit_rank}")
-    if state.waiting_for_ranks:
+    if state.waiting_for_ranks and not state.reason:
         late = ", ".join(map(str, state.waiting_for_ranks))
-        said.append(f"waiting {state.waiting_s:.1f} s for rank {late}")
+        said.append(f"waiting for rank {late}")
     return "; ".join(said)
 
 

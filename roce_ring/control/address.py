@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +22,7 @@ class Tls:
     names: tuple[str, ...]
 
     def read(self) -> tuple[bytes, bytes, bytes]:
-        """(ca, cert, key). All unreadable files in one ConfigError."""
+        """(ca, cert, key). All problems in one ConfigError."""
         out, problems = [], []
         for what in ("ca", "cert", "key"):
             path = Path(getattr(self, what))
@@ -29,6 +30,15 @@ class Tls:
                 out.append(path.read_bytes())
             except OSError as error:
                 problems.append(f"{what} file {path}: {(error.strerror or str(error)).lower()}")
+        if not problems:
+            try:  # gRPC would only say that nobody answers
+                context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+                context.load_verify_locations(self.ca)
+                context.load_cert_chain(self.cert, self.key)
+            except ssl.SSLError as error:
+                problems.append(
+                    f"ca {self.ca}, cert {self.cert} and key {self.key} do not load together: {error.reason or error}"
+                )
         if not self.names:
             problems.append("names is empty: list the certificate names that may take part")
         if problems:

@@ -136,7 +136,8 @@ class RankClient:
             if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
                 raise ControlError("busy", details, "try again, or stop other clients") from error
             if code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION):
-                raise ControlError("refused", details) from error
+                message, _, hint = details.partition("\n")
+                raise ControlError("refused", message, hint) from error
             raise ControlError("failed", details, "read the rank's log") from error
         except ValueError as error:
             raise ControlError(

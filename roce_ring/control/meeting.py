@@ -104,6 +104,8 @@ class Meeting:
         with self._change:
             rank = self._rank(token)
             member = self._members[rank]
+            if self.failure:  # the others have given up: this rank must not go on alone
+                raise self.failure
             if number != member.rounds:
                 raise self.fail(
                     f"rank {rank} gave round {number} after {member.rounds} rounds",

@@ -76,7 +76,6 @@ class RankState:
     culprit_rank: int | None = None
     sequence: int | None = None
     waiting_for_ranks: tuple[int, ...] = ()
-    waiting_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,8 @@ _LONGEST_PATH = 107  # sun_path of unix(7) holds 108 bytes with the final zero
 _SOCKET_NAME = re.compile(r"(?P<session>[A-Za-z0-9][A-Za-z0-9._-]*)-r(?P<rank>\d{1,3})\.sock")
 
 
-def run_dir(chosen: str, environ: Mapping[str, str], uid: int | None = None) -> Path:
-    """`chosen` (ROCE_RING_RUN_DIR), else /run/roce-ring for root, $XDG_RUNTIME_DIR/roce-ring, /tmp/roce-ring-UID."""
+def run_dir(chosen: str = "", environ: Mapping[str, str] = os.environ, uid: int | None = None) -> Path:
+    """`chosen` (settings.run_dir), else /run/roce-ring for root, $XDG_RUNTIME_DIR/roce-ring, /tmp/roce-ring-UID."""
     uid = os.getuid() if uid is None else uid
     if chosen:
         return Path(chosen)

@@ -129,7 +129,7 @@ class RankServicer(pb_grpc.RankServiceServicer):
         try:
             return call()
         except RoceRingError as error:
-            _abort(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            _abort(context, grpc.StatusCode.FAILED_PRECONDITION, f"{error.message}\n{error.hint}")
         except Exception as error:
             log.exception("a control call failed")
             _abort(context, grpc.StatusCode.INTERNAL, f"the session failed to answer: {type(error).__name__}: {error}")

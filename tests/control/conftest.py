@@ -1,4 +1,4 @@
-"""A session without a ring: a real RankControl over plain values, for everything that only talks to the control service."""
+"""A session without a ring: a real RankControl over plain values, for all that only talks to the control service."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def test_absent_values_stay_absent(serve):
 
 
 def test_idle_policy_changes_live_and_says_what_it_was(serve):
-    control, server = serve()
+    _, server = serve()
     with RankClient(server.path) as client:
         assert client.set_idle(5000, None) == (IdlePolicy(20_000_000, 20), IdlePolicy(5000, 20))
         assert client.set_idle(None, 50) == (IdlePolicy(5000, 20), IdlePolicy(5000, 50))
@@ -56,7 +56,7 @@ def test_idle_policy_changes_live_and_says_what_it_was(serve):
 
 
 def test_a_client_of_an_older_session_cannot_change_the_new_one(serve):
-    """Somebody decides to abort, the ranks restart meanwhile, the abort arrives: it must not hit the healthy session."""
+    """Somebody decides to abort, the ranks restart meanwhile: the abort must not hit the healthy session."""
     control, server = serve()
     old = control.session_id
     control.session_id = "f" * 32
@@ -90,9 +90,8 @@ def test_a_client_of_an_older_session_cannot_change_the_new_one(serve):
 def test_every_request_field_is_bounded_and_nothing_is_half_applied(serve, method, request_, sentence):
     control, server = serve()
     before = control.counters
-    with grpc.insecure_channel(f"unix:{server.path}") as channel:
-        with pytest.raises(grpc.RpcError) as caught:
-            getattr(pb_grpc.RankServiceStub(channel), method)(request_, timeout=2)
+    with grpc.insecure_channel(f"unix:{server.path}") as channel, pytest.raises(grpc.RpcError) as caught:
+        getattr(pb_grpc.RankServiceStub(channel), method)(request_, timeout=2)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert sentence in caught.value.details()
     assert (control.counters, control.now.state) == (before, SessionState.RUNNING)
@@ -100,9 +99,8 @@ def test_every_request_field_is_bounded_and_nothing_is_half_applied(serve, metho
 
 def test_a_request_larger_than_any_real_one_is_refused_unread(serve):
     control, server = serve()
-    with grpc.insecure_channel(f"unix:{server.path}") as channel:
-        with pytest.raises(grpc.RpcError) as caught:
-            pb_grpc.RankServiceStub(channel).Abort(pb.AbortRequest(reason="x" * 100_000), timeout=2)
+    with grpc.insecure_channel(f"unix:{server.path}") as channel, pytest.raises(grpc.RpcError) as caught:
+        pb_grpc.RankServiceStub(channel).Abort(pb.AbortRequest(reason="x" * 100_000), timeout=2)
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert control.now.state is SessionState.RUNNING
 
@@ -166,7 +164,7 @@ def test_watch_goes_on_after_the_last_event_that_was_seen(serve):
 
 def test_watchers_are_bounded_and_leave_room_for_health(serve):
     """A script that forgets to end its watches must not take the health checks away."""
-    control, server = serve()
+    _, server = serve()
     clients = [RankClient(server.path) for _ in range(WATCHERS + 1)]
     streams = [client.watch(timeout_s=10) for client in clients]
     for stream in streams[:-1]:
@@ -250,7 +248,7 @@ def test_client_says_what_is_behind_a_path(serve, run_dir, tmp_path):
     assert caught.value.code == "stale"
     client = RankClient(server.path)
     server.close(grace_s=0)
-    with pytest.raises(ControlError, match="went away during the call|nothing is running"):
+    with pytest.raises(ControlError, match=r"went away during the call|nothing is running"):
         client.state()
     client.close()
 

@@ -100,20 +100,18 @@ class RankInfo(_message.Message):
     def __init__(self, session_name: _Optional[str] = ..., session_id: _Optional[str] = ..., rank: _Optional[int] = ..., world: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., version: _Optional[str] = ..., wire_version: _Optional[int] = ..., layout_hash: _Optional[str] = ..., plan_hash: _Optional[str] = ..., settings_hash: _Optional[str] = ..., provider: _Optional[str] = ..., memory_kind: _Optional[str] = ..., arrival_mode: _Optional[str] = ..., litmus_verdict: _Optional[str] = ..., mode: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., gather_capacity_bytes: _Optional[int] = ..., started_unix_s: _Optional[float] = ..., peers: _Optional[_Iterable[_Union[PeerInfo, _Mapping]]] = ...) -> None: ...
 
 class RankState(_message.Message):
-    __slots__ = ("state", "reason", "culprit_rank", "sequence", "waiting_for_ranks", "waiting_s")
+    __slots__ = ("state", "reason", "culprit_rank", "sequence", "waiting_for_ranks")
     STATE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     CULPRIT_RANK_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     WAITING_FOR_RANKS_FIELD_NUMBER: _ClassVar[int]
-    WAITING_S_FIELD_NUMBER: _ClassVar[int]
     state: SessionState
     reason: str
     culprit_rank: int
     sequence: int
     waiting_for_ranks: _containers.RepeatedScalarFieldContainer[int]
-    waiting_s: float
-    def __init__(self, state: _Optional[_Union[SessionState, str]] = ..., reason: _Optional[str] = ..., culprit_rank: _Optional[int] = ..., sequence: _Optional[int] = ..., waiting_for_ranks: _Optional[_Iterable[int]] = ..., waiting_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, state: _Optional[_Union[SessionState, str]] = ..., reason: _Optional[str] = ..., culprit_rank: _Optional[int] = ..., sequence: _Optional[int] = ..., waiting_for_ranks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PathStats(_message.Message):
     __slots__ = ("name", "writes_posted", "writes_completed", "bytes_written", "errors")
