@@ -44,7 +44,7 @@ RR_FN void rr_publish_now(const rr_ctx &c, uint32_t op, uint32_t phase, uint32_t
     rr_store_relaxed_sys(to + 3, dst);
     rr_store_relaxed_sys(to + 4, bytes | chunk << 32);
     rr_store_relaxed_sys(to + 5, (uint64_t)peers | (uint64_t)op << 16 | (uint64_t)phase << 24 | (uint64_t)wave << 32 |
-                                     (uint64_t)c.op->mode << 40);
+                                     (uint64_t)c.op->mode << 40 | (uint64_t)c.op->digest << 48);
     rr_store_release_sys(to, index + 1);
     rr_ring_doorbell(c);
 }
@@ -73,13 +73,14 @@ RR_FN bool rr_poll_flag(const rr_ctx &c, uint32_t src, uint32_t phase, uint32_t 
     const rr_layout &l = c.op->layout;
     const uint64_t *flag = (const uint64_t *)(rr_region(c) + rr_flag_offset(l.flags, (uint32_t)l.phases, src, rr_slot(c), phase, path));
     uint64_t *shown = (uint64_t *)(rr_region(c) + l.waits) + ((uint64_t)src * RR_MAX_PATHS + path) * (sizeof(rr_wait_line) / 8);
-    uint64_t began = 0;
+    uint64_t expected = RR_FLAG_VALUE(c.seq, c.op->digest), began = 0;
     bool showing = false, ok = true;
     for (uint32_t polls = 1;; polls++) {
         uint64_t seen = rr_load_acquire_sys(flag);
-        if (seen == c.seq) break;
-        if ((int64_t)(seen - c.seq) > 0) { /* two slots make this impossible unless ranks ran different operations */
-            rr_fault(c, RR_ERR_PROTOCOL, src, phase, path);
+        if (seen == expected) break;
+        int64_t ahead = RR_FLAG_AHEAD(seen, c.seq);
+        if (ahead >= 0) { /* ahead: two slots make it impossible. Level: the same operation number, another operation */
+            rr_fault(c, ahead ? RR_ERR_PROTOCOL : RR_ERR_OP_MISMATCH, src, phase, path);
             ok = false;
             break;
         }

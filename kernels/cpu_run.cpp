@@ -103,6 +103,8 @@ static void *job_main(void *arg) {
 
 extern "C" const char *rr_cpu_refusal(const rr_op *op) { return rr_op_refusal(op); }
 
+extern "C" void rr_op_seal(rr_op *op) { op->digest = rr_op_digest(op); }
+
 #define RR_CPU_MAX_THREADS 64
 
 extern "C" int rr_cpu_run(const rr_op *op, uint32_t blocks, uint32_t threads) {

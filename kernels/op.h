@@ -53,7 +53,7 @@ typedef struct rr_op {
     uint32_t fp32_partials; /* ring*, halving: carry partial sums of a 16-bit dtype as fp32 */
     uint32_t stripe_min_bytes;
     uint32_t spins; /* CPU: polls between two looks at the scheduler; 0 = yield on every poll (more threads than cores) */
-    uint32_t reserved;
+    uint32_t digest; /* of everything above that all ranks must share; rr_op_seal() sets it */
     uint8_t order[RR_MAX_WORLD]; /* rank at each ring position */
     uint8_t paths[RR_MAX_WORLD]; /* paths from each peer */
 } rr_op;
@@ -78,6 +78,7 @@ typedef struct rr_op {
     X(rr_op, fp32_partials, 328, 4)                                                                                              \
     X(rr_op, stripe_min_bytes, 332, 4)                                                                                           \
     X(rr_op, spins, 336, 4)                                                                                                      \
+    X(rr_op, digest, 340, 4)                                                                                                     \
     X(rr_op, order, 344, 16)                                                                                                     \
     X(rr_op, paths, 360, 16)                                                                                                     \
     X(rr_device_state, seq, 0, 8)                                                                                                \
@@ -97,6 +98,16 @@ RR_SHARED_FN uint32_t rr_dtype_bytes(uint32_t dtype) { return dtype == RR_FLOAT3
  * one. The last chunks may be short or empty; their flags still fly, because the slot proof counts on every message. */
 RR_SHARED_FN uint64_t rr_chunk_count(uint64_t count, uint32_t world, uint32_t dtype) {
     return rr_round_up((count + world - 1) / world, 16 / rr_dtype_bytes(dtype));
+}
+
+/* 16 bits over what all ranks must agree on, one mixing step a field (the multiplier is Knuth's, 2^64 / golden ratio). */
+RR_SHARED_FN uint32_t rr_op_digest(const rr_op *op) {
+    uint64_t h = ((uint64_t)op->kind << 24 | op->mode << 16 | op->dtype << 8 | op->wave << 4 | op->fp32_partials) + op->world;
+    h = (h ^ op->count) * 0x9e3779b97f4a7c15ull;
+    h = (h ^ h >> 29 ^ op->rows) * 0x9e3779b97f4a7c15ull;
+    if (op->kind == RR_ALL_GATHER)
+        for (uint32_t p = 0; p < op->world; p++) h = (h ^ h >> 29 ^ op->width[p]) * 0x9e3779b97f4a7c15ull;
+    return (uint32_t)(h >> 48);
 }
 
 #endif

@@ -148,7 +148,7 @@ class Op(ct.Structure):
         ("fp32_partials", _u32),
         ("stripe_min_bytes", _u32),
         ("spins", _u32),
-        ("reserved", _u32),
+        ("digest", _u32),
         ("order", _u8 * MAX_WORLD),
         ("paths", _u8 * MAX_WORLD),
     ]
@@ -238,6 +238,7 @@ class Native:
             (p, "rr_error_table", ct.c_char_p, []),
             (p, "rr_providers", _u32, []),
             (p, "rr_wire_version", _u32, []),
+            (k, "rr_op_seal", None, [ct.POINTER(Op)]),
             (k, "rr_cpu_run", ct.c_int, [ct.POINTER(Op), _u32, _u32]),
             (k, "rr_cpu_refusal", ct.c_char_p, [ct.POINTER(Op)]),
             (k, "rr_op_table", ct.c_char_p, []),

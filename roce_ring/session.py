@@ -201,6 +201,7 @@ class Session:
 
     def run(self, op: Op, blocks: int = 1, threads: int = 1) -> None:
         """Runs one collective on CPU threads, to its end. Raises SessionAborted (or a subclass) if it could not finish."""
+        self._native.kernels.rr_op_seal(ct.byref(op))
         with self._lock:
             if self._proxy is None or self._drained.is_set():
                 raise RoceRingError("closed", f"rank {self.rank}'s session is {'closed' if self._proxy is None else 'draining'}")

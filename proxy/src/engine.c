@@ -37,7 +37,8 @@ static bool within(uint64_t at, uint64_t bytes, uint64_t low, uint64_t high) {
 static bool valid(const rr_proxy *proxy, const rr_command *cmd) {
     const rr_layout *l = &proxy->layout;
     uint32_t world = proxy->config.world, everybody = (1u << world) - 1;
-    if (cmd->op < RR_OP_BROADCAST || cmd->op > RR_OP_PUT || cmd->wave > RR_WAVE_TWO || cmd->phase >= l->phases || !cmd->seq) return false;
+    if (cmd->op < RR_OP_BROADCAST || cmd->op > RR_OP_PUT || cmd->wave > RR_WAVE_TWO || cmd->phase >= l->phases) return false;
+    if (!cmd->seq || cmd->seq >> RR_FLAG_SEQ_BITS) return false;
     if (!cmd->peers || (cmd->peers & ~everybody) || (cmd->peers & 1u << proxy->config.rank)) return false;
     if (cmd->op == RR_OP_PUT && (cmd->peers & (cmd->peers - 1))) return false;
     /* Scatter: every chunk of a peer starts at `dst` there, so one chunk has to fit. 16-byte chunks keep stripes aligned. */
@@ -105,7 +106,7 @@ static bool post_stripe(rr_proxy *proxy, rr_active *a, uint32_t index, uint32_t 
             }
         }
         bool last = at + length == end;
-        rr_write write = {.peer = peer, .path = path, .src = src + at, .dst = a->cmd.dst + at, .bytes = length, .seq = a->cmd.seq};
+        rr_write write = {.peer = peer, .path = path, .src = src + at, .dst = a->cmd.dst + at, .bytes = length, .value = RR_FLAG_VALUE(a->cmd.seq, a->cmd.digest)};
         if (last)
             write.flag = rr_flag_offset(proxy->layout.flags, (uint32_t)proxy->layout.phases, proxy->config.rank,
                                         (uint32_t)(a->cmd.seq % RR_SLOTS), a->cmd.phase, path);

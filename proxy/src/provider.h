@@ -23,7 +23,7 @@ typedef struct rr_write {
     uint64_t dst; /* offset in the peer's region */
     uint32_t bytes;
     uint64_t flag; /* offset in the peer's region; 0 = none follows (a chunk of a windowed stripe) */
-    uint64_t seq;  /* value of the flag */
+    uint64_t value; /* of the flag */
     uint64_t tag;  /* comes back in the completion; the engine keeps a generation in it */
 } rr_write;
 

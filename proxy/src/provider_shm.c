@@ -73,7 +73,7 @@ static enum rr_write_result shm_write(rr_provider *provider, const rr_write *wri
     shm_impl *impl = provider->impl;
     uint8_t *peer = impl->peer[write->peer].base;
     memcpy(peer + write->dst, provider->base + write->src, write->bytes);
-    if (write->flag) rr_store_release((uint64_t *)(peer + write->flag), write->seq);
+    if (write->flag) rr_store_release((uint64_t *)(peer + write->flag), write->value);
     return RR_WRITE_DONE;
 }
 

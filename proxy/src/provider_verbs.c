@@ -142,7 +142,7 @@ static enum rr_write_result verbs_write(rr_provider *provider, const rr_write *w
     if (write->bytes || !write->flag)
         describe(&wr[entries], &sge[entries], qp, provider->base + write->src, write->bytes, write->dst), entries++;
     if (write->flag) {
-        describe(&wr[entries], &sge[entries], qp, &write->seq, sizeof write->seq, write->flag);
+        describe(&wr[entries], &sge[entries], qp, &write->value, sizeof write->value, write->flag);
         wr[entries++].send_flags = IBV_SEND_INLINE;
     }
     if (entries == 2) wr[0].next = &wr[1];
