@@ -16,7 +16,7 @@ Cage = tuple[int, int]  # (rank, port number of the cage)
 
 
 class Plug(NamedTuple):
-    """One addressed function: where it sits and which subnet it is in."""
+    """One function: where it sits and which subnet it is in (empty: it has no address)."""
 
     rank: int
     port: int
@@ -40,47 +40,45 @@ class Cable(NamedTuple):
 
 def find_cables(plugs: Iterable[Plug]) -> tuple[tuple[Cable, ...], tuple[Finding, ...]]:
     """The cables that the subnets describe, and a finding for every subnet or cage that makes no sense."""
-    plugs = tuple(plugs)
     groups: dict[str, list[Plug]] = defaultdict(list)
     for plug in plugs:
-        groups[plug.network].append(plug)
+        if plug.network:
+            groups[plug.network].append(plug)
     problems: list[Finding] = []
     links: list[tuple[Plug, Plug]] = []
     for network, members in groups.items():
-        problem = _subnet_problem(network, members)
-        if problem is None:
+        found = tuple(_subnet_problems(network, members))
+        problems += found
+        if not found:
             links.append((members[0], members[1]))
-        else:
-            problems.append(problem)
-    if problems:  # planes can only be compared once every subnet is a link
-        return (), tuple(problems)
-    problems = list(_plane_problems(links))
+    if not problems:  # planes can only be compared once every subnet is a link
+        problems = list(_plane_problems(links))
     return (() if problems else _join_planes(links)), tuple(problems)
 
 
-def _subnet_problem(network: str, members: list[Plug]) -> Finding | None:
+def _subnet_problems(network: str, members: list[Plug]) -> Iterator[Finding]:
     names = " and ".join(plug.label for plug in members)
     if len(members) == 1:
         seen = f"it is alone in subnet {network}"
         fix = "address the port at the cable's other end in that subnet, or remove this address if no cable is there"
-        return finding("port-alone", names, seen, "one port of another node in the same subnet", fix)
+        yield finding("port-alone", names, seen, "one port of another node in the same subnet", fix)
+        return
+    for host in sorted({plug.host for plug in members}):
+        own = [plug.label for plug in members if plug.host == host]
+        if len(own) > 1:
+            seen = f"{len(own)} functions of {host} share subnet {network}"
+            fix = "give each the subnet of its own cable (two functions of one node never face each other)"
+            yield finding("same-node-subnet", " and ".join(own), seen, "at most one port of each node in a subnet", fix)
     if len(members) > 2:
+        seen, expected = f"{len(members)} ports share subnet {network}", "two, the ends of one cable"
         fix = "keep the two ends of one cable there and give the others their own cable's subnet"
-        return finding(
-            "subnet-crowded", names, f"{len(members)} ports share subnet {network}", "two, the ends of one cable", fix
-        )
+        yield finding("subnet-crowded", names, seen, expected, fix)
+        return
     a, b = members
-    if a.rank == b.rank:
-        seen = f"both are functions of {a.host} and share subnet {network}"
-        fix = "give each the subnet of its own cable (two functions of one node never face each other)"
-        return finding("same-node-subnet", names, seen, "ports of two different nodes", fix)
     if a.plane != b.plane:
         seen = f"plane {a.plane} shares subnet {network} with plane {b.plane}"
         fix = f"swap the two planes' addresses of port {b.port} on {b.host}"
-        return finding(
-            "crossed-planes", names, seen, "the same plane at both ends (a cable joins plane 0 to plane 0)", fix
-        )
-    return None
+        yield finding("crossed-planes", names, seen, "the same plane at both ends of a cable", fix)
 
 
 def _plane_problems(links: list[tuple[Plug, Plug]]) -> Iterator[Finding]:
@@ -94,11 +92,11 @@ def _plane_problems(links: list[tuple[Plug, Plug]]) -> Iterator[Finding]:
         where = f"{near.host} port {near.port}"
         missing = [plane for plane in planes if plane not in by_plane]
         if missing:
-            seen = f"plane {near.plane} leads to {first.host} port {first.port}, plane {missing[0]} has no address"
+            seen = f"{near.label} leads to {first.label}, plane {missing[0]} leads nowhere"
             fix = f"give plane {missing[0]} an address at both ends of that cable, or use one plane only on every node"
             yield finding("planes-disagree", where, seen, "every plane in use on every cable", fix)
         elif len({b.cage for _, b in by_plane.values()}) > 1:
-            ends = [f"plane {plane} leads to {b.host} port {b.port}" for plane, (_, b) in sorted(by_plane.items())]
+            ends = [f"{a.label} leads to {b.label}" for _, (a, b) in sorted(by_plane.items())]
             code, fix = "planes-disagree", "correct the addresses of the plane that contradicts the cable"
             odd = [(a, b) for a, b in by_plane.values() if a.port == b.port]
             if len({b.rank for _, b in by_plane.values()}) == 1 and len(odd) == 1:

@@ -36,11 +36,18 @@ def ports(facts: Facts) -> Iterator[Port]:
 
 
 def plugs(facts: Facts) -> tuple[Plug, ...]:
-    """The addressed ports as the cable finder wants them."""
+    """Every port as the cable finder wants it."""
     return tuple(
-        Plug(p.rank, p.port, p.plane, str(ipaddress.IPv4Interface(p.ipv4).network), str(p), p.host)
-        for p in ports(facts)
-        if p.ipv4 is not None
+        Plug(
+            port.rank,
+            port.port,
+            port.plane,
+            "" if port.ipv4 is None else str(ipaddress.IPv4Interface(port.ipv4).network),
+            str(port),
+            port.host,
+        )
+        for node in facts
+        for port in node.ports
     )
 
 
@@ -144,7 +151,13 @@ def _twice(group: tuple[Port, ...], field: str, code: str, expected: str) -> Ite
     for value, owners in holders.items():
         if len(owners) > 1:
             where = " and ".join(map(str, owners))
-            yield finding(code, where, f"all hold {field} {value}", expected, f"correct '{field}' of {owners[-1]}")
+            yield finding(
+                code,
+                where,
+                f"{len(owners)} ports hold {field} {value}" if len(owners) > 2 else f"both hold {field} {value}",
+                expected,
+                f"correct '{field}' of {owners[-1]}",
+            )
 
 
 def _same_place(group: tuple[Port, ...]) -> Iterator[Finding]:

@@ -73,6 +73,8 @@ def _mtu_ends(by_place: Mapping[tuple[int, int, int], Port], cables: Sequence[Ca
             if a is None or b is None or a.mtu is None or b.mtu is None or a.mtu == b.mtu:
                 continue
             low = a if a.mtu < b.mtu else b
+            if low.mtu is not None and low.mtu < MIN_MTU:
+                continue  # already reported as too small
             fix = f"on {low.host} 'ip link set dev {low.netdev} mtu {max(a.mtu, b.mtu)}', and the same in netplan"
             yield finding(
                 "mtu-mismatch",

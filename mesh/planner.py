@@ -38,10 +38,10 @@ def make_plan(facts: Facts) -> tuple[Plan, tuple[Finding, ...]]:
 def _with_best_fix(hosts: Sequence[str], plugs: Sequence[Plug], problems: Sequence[Finding]) -> Iterator[Finding]:
     if not problems:
         return
-    cages = {plug.cage for plug in plugs}
+    cages = {plug.cage for plug in plugs if plug.network}
     change = repair.smallest_change(hosts, plugs, complete=len(cages) == 2 * len(hosts))
     for problem in problems:
-        fix = f"{change} (this one change gives a complete wiring)" if change else problem.fix
+        fix = f"{change}; nothing else has to change" if change else problem.fix
         yield finding(problem.code, problem.where, problem.seen, problem.expected, fix)
 
 

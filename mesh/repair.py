@@ -15,19 +15,17 @@ def smallest_change(hosts: Sequence[str], plugs: Sequence[Plug], complete: bool)
     """The first change, cheapest kind first, after which the wiring is a ring (or a chain unless ``complete``).
 
     Among changes of one kind the one that leaves the fewest equal-numbered cables wins: port 0 to port 1 is the custom.
-    Returns None if no single change helps.
+    If two are equally good both are named, as only the operator knows which end is right. None: no single change helps.
     """
     for kind in (_swap_ports_of_a_node, _swap_planes_of_a_cage, _move_one_port, _exchange_cable_ends, _exchange_ports):
-        best: tuple[int, str] | None = None
+        good: dict[int, list[str]] = {}
         for text, changed in kind(plugs):
             ring, cables, _ = derive(hosts, changed)
-            if ring is None or (complete and not ring.closed):
-                continue
-            equal = sum(cable.a[1] == cable.b[1] for cable in cables)
-            if best is None or equal < best[0]:
-                best = equal, text
-        if best is not None:
-            return best[1]
+            if ring is not None and (ring.closed or not complete):
+                good.setdefault(sum(cable.a[1] == cable.b[1] for cable in cables), []).append(text)
+        if good:
+            best = good[min(good)]
+            return ", or else ".join(best) if len(best) == 2 else best[0]
     return None
 
 
@@ -51,30 +49,31 @@ def _swap_planes_of_a_cage(plugs: Sequence[Plug]) -> Iterator[Change]:
 
 
 def _move_one_port(plugs: Sequence[Plug]) -> Iterator[Change]:
-    sizes: dict[str, int] = {}
+    """Put a port that is in the wrong subnet, or in none, into one where a port is alone."""
+    members: dict[str, list[Plug]] = {}
     for plug in plugs:
-        sizes[plug.network] = sizes.get(plug.network, 0) + 1
+        members.setdefault(plug.network, []).append(plug)
+    lonely = [network for network, inside in members.items() if network and len(inside) == 1]
     for plug in plugs:
-        if sizes[plug.network] == 2 and not _same_node_pair(plug, plugs):
-            continue
-        for network, size in sizes.items():
-            if size == 1 and network != plug.network:
+        inside = members[plug.network]
+        if plug.network and len(inside) == 2 and len({p.rank for p in inside}) == 2:
+            continue  # it has its partner
+        for network in lonely:
+            if network != plug.network:
+                now = f"instead of the one in {plug.network}" if plug.network else "(it has none)"
                 moved = tuple(p._replace(network=network) if p is plug else p for p in plugs)
-                yield f"give {plug.label} a free address in {network} instead of the one in {plug.network}", moved
-
-
-def _same_node_pair(plug: Plug, plugs: Sequence[Plug]) -> bool:
-    return any(p is not plug and p.network == plug.network and p.rank == plug.rank for p in plugs)
+                yield f"give {plug.label} a free address in {network} {now}", moved
 
 
 def _exchange_cable_ends(plugs: Sequence[Plug]) -> Iterator[Change]:
     cages: dict[tuple[int, int], list[Plug]] = {}
     for plug in plugs:
-        cages.setdefault(plug.cage, []).append(plug)
-    for (_, a), (_, b) in combinations(cages.items(), 2):
+        if plug.network:
+            cages.setdefault(plug.cage, []).append(plug)
+    for a, b in combinations(cages.values(), 2):
         if a[0].rank != b[0].rank and [p.plane for p in a] == [p.plane for p in b]:
             where = f"{a[0].host} port {a[0].port} and {b[0].host} port {b[0].port}"
-            yield f"exchange the cable ends at {where} (or their addresses)", _exchange(plugs, zip(a, b, strict=True))
+            yield f"exchange the cable ends at {where}, or their addresses", _exchange(plugs, zip(a, b, strict=True))
 
 
 def _exchange_ports(plugs: Sequence[Plug]) -> Iterator[Change]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+import msgspec
+
 from .commands import down, up
 from .finding import Finding
 from .limits import HAIRPIN_STRIDE
@@ -34,9 +36,10 @@ def summary(plan: Plan, findings: Sequence[Finding]) -> Iterator[str]:
     yield from _limit_lines(plan.limits)
     if findings:
         yield ""
-        yield from map(str, findings)
+        yield from in_words(findings)
 
 
+_MOST_PLACES = 4  # places named in one line of a finding that many ports share
 _COUNT_HEAD = ["node", "rank", "position", "functions", "routes", "neighbours", "tc rules", "markers"]
 
 
@@ -83,11 +86,34 @@ def proposal(found: Proposal) -> Iterator[str]:
 
 def refusal(findings: Iterable[Finding]) -> Iterator[str]:
     """Every finding, errors first, then what to read."""
-    order = {"error": 0, "warning": 1, "note": 2}
-    found = sorted(findings, key=lambda item: order[item.severity])
-    yield from map(str, found)
+    found = tuple(findings)
+    yield from in_words(found)
     errors = sum(item.severity == "error" for item in found)
     yield f"no plan: {errors} error(s); docs/troubleshooting.md explains each code"
+
+
+def in_words(findings: Iterable[Finding]) -> Iterator[str]:
+    """One line per finding, errors first; equal ones at several places in one line, and a fix they share only once."""
+    order = {"error": 0, "warning": 1, "note": 2}
+    groups: dict[tuple[str, str, str], list[Finding]] = {}
+    for item in sorted(findings, key=lambda item: order[item.severity]):
+        groups.setdefault((item.code, item.seen, item.expected), []).append(item)
+    lines = [_together(group) for group in groups.values()]
+    for number, item in enumerate(lines):
+        shared = number + 1 < len(lines) and lines[number + 1].fix == item.fix
+        yield str(msgspec.structs.replace(item, fix="the same as below") if shared else item)
+
+
+def _together(group: list[Finding]) -> Finding:
+    first = group[0]
+    if len(group) == 1:
+        return first
+    places = list(dict.fromkeys(item.where for item in group))
+    where = ", ".join(places[:_MOST_PLACES])
+    if len(places) > _MOST_PLACES:
+        where += f" and {len(places) - _MOST_PLACES} more (--json lists all)"
+    likewise = "" if len({item.fix for item in group}) == 1 else "; the others likewise"
+    return msgspec.structs.replace(first, where=where, fix=first.fix + likewise)
 
 
 def _planes(plan: Plan) -> str:

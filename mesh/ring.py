@@ -21,9 +21,12 @@ class Ring(msgspec.Struct, frozen=True):
 
 def derive(hosts: Sequence[str], plugs: Iterable[Plug]) -> tuple[Ring | None, tuple[Cable, ...], tuple[Finding, ...]]:
     """Cables and ring of ``len(hosts)`` nodes, or the findings that say why there is none."""
+    plugs = tuple(plugs)
     cables, problems = find_cables(plugs)
     if problems:
-        return None, cables, problems
+        addressed = {plug.rank for plug in plugs if plug.network}
+        alone = (_alone(host) for rank, host in enumerate(hosts) if rank not in addressed)
+        return None, cables, (*problems, *alone)
     ring, problems = walk(hosts, cables)
     return ring, cables, problems
 
@@ -76,18 +79,15 @@ def _pieces_findings(hosts: Sequence[str], cables: Sequence[Cable], far: dict[Ca
     for piece in pieces:
         names = " -> ".join(hosts[rank] for rank in piece.order)
         if len(piece.order) == 1:
-            expected, fix = (
-                "a cable to the node before and to the node after it",
-                "cable it into the ring and address both ends",
-            )
-            yield finding("node-alone", names, "no port of it has a cabled, addressed link", expected, fix)
+            yield _alone(names)
         elif piece.closed:
             left_out = ", ".join(host for rank, host in enumerate(hosts) if rank not in piece.order)
             loop = f"{names} -> {hosts[piece.order[0]]}"
             seen = f"{loop} closes after {len(piece.order)} of {len(hosts)} nodes and leaves out {left_out}"
+            first, last = hosts[piece.order[0]], hosts[piece.order[-1]]
             yield finding(
                 "ring-closes-early",
-                names,
+                f"{last} port {piece.ahead[-1]} to {first} port {piece.back[0]}",
                 seen,
                 f"one ring through all {len(hosts)} nodes",
                 _merge_fix(hosts, piece, pieces),
@@ -111,6 +111,14 @@ def _pieces_findings(hosts: Sequence[str], cables: Sequence[Cable], far: dict[Ca
             yield finding(
                 "same-index-cable", where, seen, "port 0 of each node to port 1 of the next, or a ring that closes", fix
             )
+
+
+def _alone(host: str) -> Finding:
+    expected, fix = (
+        "a cable to the node before and to the node after it",
+        "cable it into the ring and address both ends",
+    )
+    return finding("node-alone", host, "no port of it has an address in a cable's subnet", expected, fix)
 
 
 def _pieces(count: int, far: dict[Cage, Cage]) -> list[Ring]:

@@ -1,0 +1,307 @@
+"""Each wiring or setting mistake is refused under its own code, naming the ports and the change that mends it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from mesh import report
+from mesh.finding import Finding, Refused
+from mesh.planner import make_plan
+from tests.mesh.rings import NETDEVS, document, facts, ring_cables
+
+Raw = dict[str, Any]
+
+
+def ring(nodes: int = 4, **common: Any) -> Raw:
+    return document(nodes, ring_cables(nodes), **common)
+
+
+def address(raw: Raw, node: int, plane: int, port: int) -> str:
+    value: str = raw["nodes"][node]["ipv4"][NETDEVS[plane, port]]
+    return value
+
+
+def put(raw: Raw, node: int, plane: int, port: int, value: str | None) -> Raw:
+    if value is None:
+        del raw["nodes"][node]["ipv4"][NETDEVS[plane, port]]
+    else:
+        raw["nodes"][node]["ipv4"][NETDEVS[plane, port]] = value
+    return raw
+
+
+def swap(raw: Raw, node: int, a: tuple[int, int], b: tuple[int, int]) -> Raw:
+    first, second = address(raw, node, *a), address(raw, node, *b)
+    return put(put(raw, node, *a, second), node, *b, first)
+
+
+def own_ports(raw: Raw, node: int, **changes: Any) -> Raw:
+    """Give one node its own port list with ``changes`` to its first port."""
+    ports = [dict(port) for port in raw["common"]["ports"]]
+    ports[0].update(changes)
+    raw["nodes"][node]["ports"] = ports
+    return raw
+
+
+def refusal(raw: Raw) -> tuple[Finding, ...]:
+    with pytest.raises(Refused) as refused:
+        make_plan(facts(raw))
+    return refused.value.findings
+
+
+LIKE_TO_LIKE = [((0, 0), (1, 0)), ((0, 1), (1, 1)), ((2, 0), (3, 0)), ((2, 1), (3, 1))]
+TWO_LOOPS = [((0, 0), (1, 1)), ((1, 0), (2, 1)), ((2, 0), (0, 1)), ((3, 0), (4, 1)), ((4, 0), (5, 1)), ((5, 0), (3, 1))]
+LOOP_AND_ONE = [((0, 0), (1, 1)), ((1, 0), (2, 1)), ((2, 0), (0, 1))]
+GID = "0000:0000:0000:0000:0000:ffff:0a0a:000a"  # 10.10.0.10, n0's plane 0 port 0
+
+
+def gids(*rows: tuple[int, str, str, str]) -> Raw:
+    table = [dict(zip(("index", "gid", "type", "netdev"), row, strict=True)) for row in rows]
+    return own_ports(ring(), 0, gids=table, gid_index=None)
+
+
+# (code, facts, words of the finding that names the ports, words of the fix)
+CASES: dict[str, tuple[str, Callable[[], Raw], list[str], list[str]]] = {
+    "one plane wired like to like": (
+        "same-index-cable",
+        lambda: swap(ring(), 1, (1, 0), (1, 1)),
+        ["n0 enP2p1s0f0np0", "n1 enP2p1s0f0np0"],
+        ["on n1 swap the plane 1 addresses of ports 0 and 1"],
+    ),
+    "two nodes wired like to like": (
+        "same-index-cable",
+        lambda: document(4, LIKE_TO_LIKE),
+        ["n0 port 0 and n1 port 0", "10.10.0.0/24"],
+        ["exchange the cable ends at n0 port 0 and n2 port 1"],
+    ),
+    "two rings of three": (
+        "ring-closes-early",
+        lambda: document(6, TWO_LOOPS),
+        ["n2 port 0 to n0 port 1", "closes after 3 of 6", "leaves out n3, n4, n5"],
+        ["exchange the cable ends at n0"],
+    ),
+    "a ring of three and a node left over": (
+        "ring-closes-early",
+        lambda: document(4, LOOP_AND_ONE),
+        ["leaves out n3"],
+        ["cable n3 in there"],
+    ),
+    "a node without any cable": ("node-alone", lambda: document(4, LOOP_AND_ONE), ["n3"], ["cable it into the ring"]),
+    "two separate chains": (
+        "ring-broken",
+        lambda: document(4, [ring_cables(4)[0], ring_cables(4)[2]]),
+        ["n1 - n0; n3 - n2", "2 pieces"],
+        ["n1 port 0", "n2 port 1"],
+    ),
+    "three ports in one subnet": (
+        "subnet-crowded",
+        lambda: put(ring(), 3, 0, 1, "10.10.1.77/24"),
+        ["n1 enp1s0f0np0", "n2 enp1s0f1np1", "n3 enp1s0f1np1", "10.10.1.0/24"],
+        ["give n3 enp1s0f1np1 (plane 0, port 1) a free address in 10.10.2.0/24"],
+    ),
+    "one end of a cable without an address": (
+        "port-alone",
+        lambda: put(ring(), 2, 0, 0, None),
+        ["n3 enp1s0f1np1", "10.10.2.0/24"],
+        ["give n2 enp1s0f0np0 (plane 0, port 0) a free address in 10.10.2.0/24"],
+    ),
+    "a mistyped subnet": (
+        "port-alone",
+        lambda: put(ring(), 2, 0, 0, "10.99.0.1/24"),
+        ["n2 enp1s0f0np0", "10.99.0.0/24"],
+        ["10.10.2.0/24"],
+    ),
+    "planes crossed at one end": (
+        "crossed-planes",
+        lambda: swap(ring(), 1, (0, 1), (1, 1)),
+        ["n0 enp1s0f0np0", "n1 enP2p1s0f1np1"],
+        ["on n1 swap the addresses of plane 0 and plane 1 of port 1"],
+    ),
+    "one plane goes to another node": (
+        "planes-disagree",
+        lambda: swap(ring(), 1, (1, 0), (1, 1)),
+        ["n1 port 0", "n2 enp1s0f1np1"],
+        ["on n1 swap"],
+    ),
+    "two functions of a node in one subnet": (
+        "same-node-subnet",
+        lambda: put(ring(), 1, 0, 0, "10.10.0.99/24"),
+        ["n1 enp1s0f0np0", "n1 enp1s0f1np1", "10.10.0.0/24"],
+        ["give n1 enp1s0f0np0", "10.10.1.0/24"],
+    ),
+    "different prefix lengths": (
+        "subnet-overlap",
+        lambda: put(ring(), 1, 0, 1, "10.10.0.11/25"),
+        ["10.10.0.0/24 and 10.10.0.0/25"],
+        ["same prefix"],
+    ),
+    "MTU back at 1500 after a reboot": (
+        "mtu-small",
+        lambda: ring(mtu=1500),
+        ["n0 enp1s0f0np0", "MTU 1500"],
+        ["ip link set dev enp1s0f0np0 mtu 9000", "netplan"],
+    ),
+    "RoCE MTU too small": (
+        "mtu-small",
+        lambda: own_ports(ring(), 2, roce_active_mtu=1024),
+        ["n2 enp1s0f0np0", "1024"],
+        ["ibv_devinfo -d roce00"],
+    ),
+    "different MTUs at a cable's ends": (
+        "mtu-mismatch",
+        lambda: own_ports(ring(), 0, mtu=4400),
+        ["n0 enp1s0f0np0", "n1 enp1s0f1np1", "4400", "9000"],
+        ["on n0 'ip link set dev enp1s0f0np0 mtu 9000'"],
+    ),
+    "link down": ("link-down", lambda: own_ports(ring(), 1, link_up=False), ["n1 enp1s0f0np0"], ["seat the cable"]),
+    "no GID known": ("gid-missing", lambda: ring(gid_index=None), ["n0 enp1s0f0np0"], ["roce-ring inventory"]),
+    "hole in the GID table": (
+        "gid-missing",
+        lambda: gids((0, "fe80:0000:0000:0000:0000:00ff:fe00:0000", "IB/RoCE v1", "enp1s0f0np0")),
+        ["n0 enp1s0f0np0", "only 0 fe80:"],
+        ["delete and re-add 10.10.0.10/24 on enp1s0f0np0"],
+    ),
+    "only a RoCE v1 GID": (
+        "gid-wrong-type",
+        lambda: gids((2, GID, "IB/RoCE v1", "enp1s0f0np0")),
+        ["index 2 is IB/RoCE v1"],
+        ["re-add 10.10.0.10/24"],
+    ),
+    "GID of another netdev": (
+        "gid-wrong-netdev",
+        lambda: gids((3, GID, "RoCE v2", "enp1s0f1np1")),
+        ["netdev enp1s0f1np1"],
+        ["on enp1s0f0np0 only"],
+    ),
+    "stale GID index": (
+        "gid-index-wrong",
+        lambda: own_ports(
+            ring(), 0, gid_index=3, gids=[{"index": 4, "gid": GID, "type": "RoCE v2", "netdev": "enp1s0f0np0"}]
+        ),
+        ["says 3", "at 4"],
+        ["remove 'gid_index'"],
+    ),
+    "offload off": (
+        "offload-off",
+        lambda: own_ports(ring(), 3, hw_tc_offload=False),
+        ["n3 enp1s0f0np0"],
+        ["ethtool -K enp1s0f0np0 hw-tc-offload on"],
+    ),
+    "wrong steering mode": (
+        "steering-mode",
+        lambda: own_ports(ring(), 3, flow_steering_mode="smfs"),
+        ["n3 enp1s0f0np0", "smfs"],
+        ["devlink dev param set pci/0000:01:00.0 name flow_steering_mode value hmfs cmode runtime"],
+    ),
+    "hairpin size unknown": (
+        "hairpin-unknown",
+        lambda: ring(hairpin_queue_size=None),
+        ["n0 enp1s0f0np0"],
+        ["inventory"],
+    ),
+    "hairpin size impossible": ("bad-value", lambda: ring(hairpin_queue_size=5000), ["5000"], ["correct"]),
+    "same address twice": (
+        "duplicate-address",
+        lambda: put(ring(), 1, 0, 1, "10.10.0.10/24"),
+        ["n0 enp1s0f0np0", "n1 enp1s0f1np1"],
+        ["n1 enp1s0f1np1"],
+    ),
+    "same MAC twice": (
+        "duplicate-mac",
+        lambda: put_mac(ring()),
+        ["n0 enp1s0f0np0", "n1 enp1s0f0np0"],
+        ["correct 'mac' of n1 enp1s0f0np0"],
+    ),
+    "same host twice": ("duplicate-host", lambda: rename(ring(), 1, "n0"), ["node 0 and node 1"], ["'host' of node 1"]),
+    "host name that is a path": ("bad-value", lambda: rename(ring(), 1, "../x"), ["'../x'"], ["correct 'host'"]),
+    "the same function twice": (
+        "duplicate-function",
+        lambda: own_ports(ring(), 0, rdma="roce01"),
+        ["n0 enp1s0f0np0", "roce01"],
+        ["'rdma'"],
+    ),
+    "two ports in one place": (
+        "duplicate-function",
+        lambda: own_ports(ring(), 0, port=1),
+        ["enp1s0f0np0 and enp1s0f1np1"],
+        ["phys_port_name"],
+    ),
+    "no such plane": ("bad-value", lambda: own_ports(ring(), 0, plane=2), ["plane 2"], ["correct 'plane'"]),
+    "an address without a prefix that helps": (
+        "bad-value",
+        lambda: put(ring(), 0, 0, 0, "10.10.0.10"),
+        ["/32 prefix"],
+        ["customarily a /24"],
+    ),
+    "not an address": (
+        "bad-value",
+        lambda: put(ring(), 0, 0, 0, "10.10.0.300/24"),
+        ["'10.10.0.300/24'"],
+        ["correct 'ipv4'"],
+    ),
+    "the network's own address": (
+        "bad-value",
+        lambda: put(ring(), 0, 0, 0, "10.10.0.0/24"),
+        ["no host address"],
+        ["another"],
+    ),
+    "a netdev name with a blank": ("bad-value", lambda: own_ports(ring(), 0, rdma="a b"), ["'a b'"], ["rdma link"]),
+    "one node": ("node-count", lambda: document(1, []), ["1 node"], ["every node"]),
+    "seventeen nodes": ("node-count", lambda: ring(17), ["17 node"], ["at most 16"]),
+}
+
+
+def put_mac(raw: Raw) -> Raw:
+    raw["nodes"][1]["mac"][NETDEVS[0, 0]] = raw["nodes"][0]["mac"][NETDEVS[0, 0]].upper()
+    return raw
+
+
+def rename(raw: Raw, node: int, host: str) -> Raw:
+    raw["nodes"][node]["host"] = host
+    return raw
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_refusal_names_the_place_and_the_fix(name: str) -> None:
+    """A tired operator reads one line and knows which port to touch and how."""
+    code, make, seen, fix = CASES[name]
+    matching = [item for item in refusal(make()) if item.code == code]
+    assert matching, f"no {code}"
+    assert any(
+        all(word in f"{item.where}: {item.seen}" for word in seen) and all(word in item.fix for word in fix)
+        for item in matching
+    ), "\n".join(map(str, matching))
+    assert all(item.severity == "error" and item.expected for item in matching)
+
+
+def test_all_problems_are_reported_together() -> None:
+    """One run shows every mistake; fixing them one run at a time costs an evening."""
+    raw = put(ring(), 2, 0, 0, None)
+    own_ports(raw, 1, mtu=1500)
+    own_ports(raw, 3, hw_tc_offload=False)
+    assert {"port-alone", "mtu-small", "offload-off"} <= {item.code for item in refusal(raw)}
+
+
+def test_the_proposed_change_is_enough() -> None:
+    """The fix that is printed leads to a plan when it is carried out."""
+    raw = swap(ring(), 1, (1, 0), (1, 1))
+    assert "on n1 swap the plane 1 addresses of ports 0 and 1; nothing else has to change" in refusal(raw)[0].fix
+    make_plan(facts(swap(raw, 1, (1, 0), (1, 1))))
+
+
+def test_equal_findings_share_a_line() -> None:
+    """Sixteen functions with the same wrong MTU are one line, not a page."""
+    lines = list(report.refusal(refusal(ring(mtu=1500))))
+    assert len(lines) == 2
+    assert "and 12 more" in lines[0]
+    assert "16 error(s)" in lines[1]
+
+
+@pytest.mark.parametrize("nodes", [2, 3])
+def test_forwarding_settings_do_not_matter_where_nothing_is_forwarded(nodes: int) -> None:
+    """A pair or triangle with plain NIC settings is planned: its hairpin queues are never used."""
+    raw = ring(nodes, hw_tc_offload=False, flow_steering_mode="smfs", hairpin_queue_size=None)
+    plan, _ = make_plan(facts(raw))
+    assert plan.forwarding == "none"
