@@ -84,7 +84,7 @@ static void next_wave(rr_proxy *proxy, rr_active *a) {
 
 static void fail_path(rr_proxy *proxy, const rr_active *a, uint32_t reason, uint32_t peer, uint32_t path) {
     rr_count(&proxy->stats.path[peer][path].errors, 1);
-    rr_watch_abort(proxy, RR_ABORT_WORD(reason, peer, a->cmd.phase, path, a->cmd.seq));
+    rr_watch_path_failed(proxy, reason, peer, path, a->cmd.phase, a->cmd.seq);
 }
 
 /* Posts what fits of one stripe. Returns true if anything was posted. */

@@ -94,6 +94,7 @@ bool rr_engine_idle(const rr_proxy *proxy);
 void rr_watch_tick(rr_proxy *proxy, uint64_t now_ns);
 void rr_watch_say_goodbye(rr_proxy *proxy);
 uint64_t rr_watch_abort(rr_proxy *proxy, uint64_t word);
+void rr_watch_path_failed(rr_proxy *proxy, uint32_t reason, uint32_t peer, uint32_t path, uint32_t phase, uint64_t seq);
 void rr_event_push(rr_proxy *proxy, rr_event event);
 
 static inline rr_abort *rr_abort_line(rr_proxy *p) { return (rr_abort *)(p->base + p->layout.abort); }

@@ -30,6 +30,13 @@ static void set_mask(uint16_t *mask, uint32_t rank, bool on) {
     __atomic_store_n(mask, on ? *mask | bit : *mask & (uint16_t)~bit, __ATOMIC_RELAXED);
 }
 
+/* Ends the session for a path. A device of ours is our own fault, and no peer's. */
+void rr_watch_path_failed(rr_proxy *proxy, uint32_t reason, uint32_t peer, uint32_t path, uint32_t phase, uint64_t seq) {
+    if (rr_load_acquire(&rr_abort_line(proxy)->word)) return;
+    rr_event_push(proxy, (rr_event){.kind = RR_EVENT_PATH, .reason = reason, .peer = peer, .root = peer, .path = path, .seq = seq});
+    rr_watch_abort(proxy, RR_ABORT_WORD(reason, reason == RR_ERR_DEVICE_LOST ? proxy->config.rank : peer, phase, path, seq));
+}
+
 static void tell(rr_proxy *proxy, const rr_notice *notice) {
     for (uint32_t p = 0; p < proxy->config.world; p++)
         if (p != proxy->config.rank && !(proxy->closed_mask & 1u << p)) proxy->provider.ops->notify(&proxy->provider, p, notice);
@@ -129,7 +136,7 @@ static void watch_alive(rr_proxy *proxy, uint64_t now) {
         /* It may have told us why before it went: a stop word stored before its end is visible by now. */
         read_notices(proxy);
         if (!(proxy->closed_mask & 1u << p))
-            rr_watch_abort(proxy, RR_ABORT_WORD(reason, p, 0, path, rr_kernel_line_of(proxy)->seq_started));
+            rr_watch_path_failed(proxy, (uint32_t)reason, p, path, 0, rr_kernel_line_of(proxy)->seq_started);
     }
 }
 
