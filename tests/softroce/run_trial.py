@@ -2,11 +2,11 @@
 
     python tests/softroce/run_trial.py --testbed RING_MODULE.py [--nodes 4] [--cpus 1] [trial options...]
 
-Any Soft-RoCE testbed will do that can run a command in each node. What is asked of the module (its path may also come
+Any Soft-RoCE testbed will do that can run a command in each node. What is asked of the module (it may also come
 from ROCE_RING_SOFT_TESTBED): a class ``Ring(nodes=N, smp=CPUS, append=KERNEL_OPTIONS)``, a context manager, with
-``spawn(node, command, timeout)``, ``result(id)`` giving (exit status, output), and ``run`` = both. Nodes are n0, n1, ...
+``spawn(node, command, timeout)``, ``result(id)`` giving (exit status, output), and ``run`` = both. Nodes: n0, n1, ...
 Node K has the functions p0r, p1r (to node K+1, planes 0 and 1) and p0l, p1l (to node K-1), each with an RDMA device
-nKpPS. The host's file system is visible in the nodes, and /tmp is shared between them. With the kernel option below each
+nKpPS. The host's file system is visible in the nodes, and /tmp is shared between them. With the kernel option below a
 node sees only its own devices.
 
 Not part of the test suite: it needs that testbed. Exit status 0 if every rank ended well.
