@@ -33,7 +33,8 @@ static void set_mask(uint16_t *mask, uint32_t rank, bool on) {
 /* Ends the session for a path. A device of ours is our own fault, and no peer's. */
 void rr_watch_path_failed(rr_proxy *proxy, uint32_t reason, uint32_t peer, uint32_t path, uint32_t phase, uint64_t seq) {
     if (rr_load_acquire(&rr_abort_line(proxy)->word)) return;
-    rr_event_push(proxy, (rr_event){.kind = RR_EVENT_PATH, .reason = reason, .peer = peer, .root = peer, .path = path, .seq = seq});
+    if (reason != RR_ERR_PEER_DEAD)
+        rr_event_push(proxy, (rr_event){.kind = RR_EVENT_PATH, .reason = reason, .peer = peer, .root = peer, .path = path, .seq = seq});
     rr_watch_abort(proxy, RR_ABORT_WORD(reason, reason == RR_ERR_DEVICE_LOST ? proxy->config.rank : peer, phase, path, seq));
 }
 
