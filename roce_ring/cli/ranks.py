@@ -84,6 +84,17 @@ def nothing_runs(run_dir: str, session: str) -> str:
     return f"no rank{of_session} is running on this host (looked in {directory(run_dir)})"
 
 
+def text_table(columns: dict[str, str], rows: list[tuple[str, ...]]) -> str:
+    """Aligned columns. `columns`: name -> "<" or ">". Never cut to a terminal's width: a reason must be read whole."""
+    names = tuple(columns)
+    width = [max(len(row[i]) for row in (names, *rows)) for i in range(len(names))]
+    lines = []
+    for row in (names, *rows):
+        cells = (f"{cell:{side}{w}}" for cell, side, w in zip(row, columns.values(), width, strict=True))
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
 def memory(size_bytes: float) -> str:
     """20971520 -> 20.0 MiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
-from dataclasses import fields
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import astuple, fields
+from typing import Annotated
 
 import typer
 
-from .ranks import Json, Report, RunDir, Session, Timeout, nothing_runs, reports
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
+from .ranks import Json, Report, RunDir, Session, Timeout, nothing_runs, reports, text_table
 
 SCHEMA = "roce-ring/stats/v1"
+PATH_COLUMNS = {
+    "session": "<",
+    "rank": ">",
+    "peer": ">",
+    "path": "<",
+    "writes posted": ">",
+    "completed": ">",
+    "bytes": ">",
+    "errors": ">",
+}
 
 
 def register(app: typer.Typer) -> None:
@@ -28,13 +36,10 @@ def register(app: typer.Typer) -> None:
             float, typer.Option(min=0, max=3600, help="Print again every so many seconds; 0 prints once.")
         ] = 0,
     ) -> None:
-        """Show the counters of every rank that runs on this host, per rank and per path.
+        """Show the counters of this host's running ranks and of their paths.
 
         Exits 1 if no rank runs or one does not answer.
         """
-        from rich.console import Console
-
-        console = Console()
         while True:
             found = reports(run_dir, session, timeout)
             if as_json:
@@ -42,10 +47,8 @@ def register(app: typer.Typer) -> None:
             elif not found:
                 print(nothing_runs(run_dir, session))
             else:
-                if watch and console.is_terminal:
-                    console.clear()
-                for part in render(found):
-                    console.print(part, width=None if console.is_terminal else 1000)
+                clear = "\x1b[H\x1b[2J" if watch and sys.stdout.isatty() else ""
+                print(clear + render(found), flush=True)
             if not watch or not found:
                 raise typer.Exit(0 if found and not any(one.error for one in found) else 1)
             time.sleep(watch)
@@ -58,35 +61,28 @@ def as_dict(report: Report) -> dict[str, object]:
     return {key: every[key] for key in ("session_name", "rank", "stats", "error") if key in every}
 
 
-def render(found: list[Report]) -> list[RenderableType]:
+def render(found: list[Report]) -> str:
     """A table with a row for each counter and a column for each rank, one with a row for each path, and the errors."""
-    from rich.table import Table
-
     from ..control.model import RankStats
 
-    answered = [one for one in found if one.stats]
-    counters = Table(box=None, pad_edge=False, header_style="bold")
-    counters.add_column("counter")
-    for one in answered:
-        counters.add_column(f"{one.endpoint.session} r{one.endpoint.rank}", justify="right")
-    for field in fields(RankStats):
-        values = [getattr(one.stats, field.name) for one in answered]
-        if not any(isinstance(value, tuple) for value in values):
-            counters.add_row(field.name, *(_number(value) for value in values))
-    paths = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("session", "rank", "peer", "path"):
-        paths.add_column(name)
-    for name in ("writes posted", "completed", "bytes", "errors"):
-        paths.add_column(name, justify="right")
-    for one in answered:
-        assert one.stats
-        for peer in one.stats.peers:
-            for path in peer.paths:
-                numbers = (path.writes_posted, path.writes_completed, path.bytes_written, path.errors)
-                where = (one.endpoint.session, str(one.endpoint.rank), str(peer.rank), path.name)
-                paths.add_row(*where, *map(_number, numbers))
-    errors = [f"{one.endpoint.session} rank {one.endpoint.rank}: {one.error.message}" for one in found if one.error]
-    return [*([counters] if answered else []), *([paths] if paths.row_count else []), *errors]
+    parts = []
+    answered = [(one.endpoint, one.stats) for one in found if one.stats]
+    if answered:
+        columns = {"counter": "<"} | {f"{endpoint.session} r{endpoint.rank}": ">" for endpoint, _ in answered}
+        counters = [field.name for field in fields(RankStats) if field.name not in ("peers", "memory")]
+        parts.append(
+            text_table(columns, [(name, *(_number(getattr(s, name)) for _, s in answered)) for name in counters])
+        )
+    paths = [
+        (endpoint.session, str(endpoint.rank), str(peer.rank), path.name, *map(_number, astuple(path)[1:]))
+        for endpoint, stats in answered
+        for peer in stats.peers
+        for path in peer.paths
+    ]
+    if paths:
+        parts.append(text_table(PATH_COLUMNS, paths))
+    parts += [f"{one.endpoint.session} rank {one.endpoint.rank}: {one.error.message}" for one in found if one.error]
+    return "\n\n".join(parts)
 
 
 def _number(value: float) -> str:

@@ -8,14 +8,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .ranks import Json, Report, RunDir, Session, Timeout, find, memory, nothing_runs, reports
+from .ranks import Json, Report, RunDir, Session, Timeout, find, memory, nothing_runs, reports, text_table
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from ..control.rundir import Endpoint
 
 SCHEMA = "roce-ring/status/v1"
+COLUMNS = {
+    "session": "<",
+    "rank": ">",
+    "world": ">",
+    "state": "<",
+    "pid": ">",
+    "seq": ">",
+    "provider": "<",
+    "memory": ">",
+    "asleep": ">",
+    "reason": "<",
+}
 
 
 def register(app: typer.Typer) -> None:
@@ -27,7 +37,7 @@ def register(app: typer.Typer) -> None:
         as_json: Json = False,
         follow: Annotated[bool, typer.Option(help="Then print events as they happen, until interrupted.")] = False,
     ) -> None:
-        """Show every rank that runs on this host: state, who is late or to blame, memory.
+        """Show this host's running ranks: state, who is late or to blame, memory.
 
         Exits 1 if no rank runs, or if one is aborted or does not answer.
         """
@@ -37,10 +47,7 @@ def register(app: typer.Typer) -> None:
         elif not found:
             print(nothing_runs(run_dir, session))
         else:
-            from rich.console import Console
-
-            console = Console()
-            console.print(table(found), width=None if console.is_terminal else 1000)
+            print(text_table(COLUMNS, [row(one) for one in found]))
             for line in memory_lines(found):
                 print(line)
         if follow and found:
@@ -64,36 +71,10 @@ def as_dict(report: Report) -> dict[str, Any]:
     return out | {"info": asdict(report.info), "state": asdict(report.state), "stats": asdict(report.stats)}
 
 
-def table(found: list[Report]) -> Table:
-    from rich.table import Table
-
-    out = Table(box=None, pad_edge=False, header_style="bold")
-    for name, justify in COLUMNS.items():
-        out.add_column(name, justify=justify, no_wrap=name != "reason")  # type: ignore[arg-type]  # a literal
-    for one in found:
-        out.add_row(*row(one))
-    return out
-
-
-COLUMNS = {
-    "session": "left",
-    "rank": "right",
-    "world": "right",
-    "state": "left",
-    "pid": "right",
-    "seq": "right",
-    "provider": "left",
-    "arrival": "left",
-    "memory": "right",
-    "asleep": "right",
-    "reason": "left",
-}
-
-
 def row(report: Report) -> tuple[str, ...]:
     first = (report.endpoint.session, str(report.endpoint.rank))
     if report.error:
-        return (*first, "", report.error.code, "", "", "", "", "", "", report.error.message)
+        return (*first, "", report.error.code, "", "", "", "", "", report.error.message)
     assert report.info and report.state and report.stats
     info, state, stats = report.info, report.state, report.stats
     return (
@@ -103,7 +84,6 @@ def row(report: Report) -> tuple[str, ...]:
         str(info.pid),
         f"{stats.last_seq_completed:,}",
         info.provider,
-        info.arrival_mode,
         memory(sum(part.size_bytes for part in stats.memory)),
         f"{stats.asleep_share:.1%}",
         reason(report),

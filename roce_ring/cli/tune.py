@@ -29,7 +29,7 @@ def register(app: typer.Typer) -> None:
         timeout: Timeout = 2.0,
         as_json: Json = False,
     ) -> None:
-        """Change how long the proxy threads of running ranks poll before they nap; prints before -> after.
+        """Change how long running ranks poll before they nap: before -> after.
 
         Exits 1 if some ranks could not be changed, 2 if there are none.
         """
