@@ -10,9 +10,10 @@ import ipaddress
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 from .cables import Plug
-from .facts import Facts, Port
+from .facts import Facts, Port, interface
 from .finding import Finding, finding
 
 MIN_NODES, MAX_NODES = 2, 16
@@ -42,7 +43,7 @@ def plugs(facts: Facts) -> tuple[Plug, ...]:
             port.rank,
             port.port,
             port.plane,
-            "" if port.ipv4 is None else str(ipaddress.IPv4Interface(port.ipv4).network),
+            "" if port.ipv4 is None else str(interface(port).network),
             str(port),
             port.host,
         )
@@ -82,13 +83,12 @@ def _names(facts: Facts) -> Iterator[Finding]:
 def _addresses(facts: Facts) -> Iterator[Finding]:
     for port in ports(facts):
         try:
-            interface = ipaddress.IPv4Interface(port.ipv4 or "")
+            network, address = interface(port).network, interface(port).ip
         except ValueError:
             yield _bad(
                 str(port), f"ipv4 {port.ipv4!r}", "an address with its prefix, like 10.10.0.10/24", "correct 'ipv4'"
             )
             continue
-        network, address = interface.network, interface.ip
         if not 8 <= network.prefixlen <= 30:
             fix = "give each cable and plane its own subnet, customarily a /24"
             yield _bad(str(port), f"ipv4 {port.ipv4} has a /{network.prefixlen} prefix", "/8 to /30", fix)
@@ -177,20 +177,19 @@ def _same_place(group: tuple[Port, ...]) -> Iterator[Finding]:
 
 
 def _overlaps(facts: Facts) -> Iterator[Finding]:
-    seen: dict[ipaddress.IPv4Network, Port] = {}
+    first: dict[ipaddress.IPv4Network, Port] = {}
     for port in ports(facts):
-        try:
-            network = ipaddress.IPv4Interface(port.ipv4 or "").network
-        except ValueError:
-            continue  # reported by _addresses
-        for other, owner in seen.items():
-            if other != network and other.overlaps(network):
-                where = f"{owner} and {port}"
-                fix = "use the same prefix length at both ends of a cable, and separate subnets for separate cables"
-                yield finding(
-                    "subnet-overlap", where, f"subnets {other} and {network} overlap", "equal or separate subnets", fix
-                )
-        seen.setdefault(network, port)
+        with suppress(ValueError):  # reported by _addresses
+            first.setdefault(interface(port).network, port)
+    widest: ipaddress.IPv4Network | None = None
+    for network in sorted(first):  # by address, the wider first: one that overlaps lies right behind its container
+        if widest is not None and widest.overlaps(network):
+            where = f"{first[widest]} and {first[network]}"
+            fix = "use the same prefix length at both ends of a cable, and separate subnets for separate cables"
+            seen = f"subnets {widest} and {network} overlap"
+            yield finding("subnet-overlap", where, seen, "equal or separate subnets", fix)
+        else:
+            widest = network
 
 
 def _inventory_problems(facts: Facts) -> Iterator[Finding]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -92,6 +94,16 @@ class Node(msgspec.Struct, frozen=True):
     host: str
     ports: tuple[Port, ...]
     problems: tuple[str, ...] = ()
+
+
+def interface(port: Port) -> ipaddress.IPv4Interface:
+    """The port's address; ValueError if it has none or it is not one."""
+    return _parsed(port.ipv4 or "")
+
+
+@lru_cache(maxsize=1024)
+def _parsed(text: str) -> ipaddress.IPv4Interface:
+    return ipaddress.IPv4Interface(text)
 
 
 Facts = tuple[Node, ...]  # index = tensor-parallel rank

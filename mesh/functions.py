@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from .cables import Cable
-from .facts import Gid, Port
+from .facts import Gid, Port, interface
 from .finding import Finding, finding
 from .limits import HAIRPIN_MAX
 
@@ -37,7 +36,7 @@ def matching_gid(port: Port) -> Gid | None:
 
 def ipv4_gid(port: Port) -> str:
     """The IPv4-mapped GID of the port's address, spelt as sysfs spells it."""
-    packed = int(ipaddress.IPv4Interface(port.ipv4 or "").ip)
+    packed = int(interface(port).ip)
     return f"0000:0000:0000:0000:0000:ffff:{packed >> 16:04x}:{packed & 0xFFFF:04x}"
 
 

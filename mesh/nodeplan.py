@@ -38,7 +38,8 @@ def node_plans(
     for path in paths:
         if path.via:
             by_source[path.source].append(path)
-    rules = _relay_rules(ring, ends, paths, scheme)
+    toward = _toward(ring)
+    rules = _relay_rules(toward, ends, paths, scheme)
     position = {rank: place for place, rank in enumerate(ring.order)}
     plans = []
     for rank, host in enumerate(hosts):
@@ -51,7 +52,7 @@ def node_plans(
                 rank, host, position[rank], hcas,
                 routes=tuple(Route(p.target_address, hcas[p.source_hca].netdev, p.source_address) for p in mine),
                 neighbours=tuple(
-                    Neighbour(p.target_address, _next_mac(ring, ends, p), hcas[p.source_hca].netdev) for p in mine
+                    Neighbour(p.target_address, _next_mac(toward, ends, p), hcas[p.source_hca].netdev) for p in mine
                 ),
                 clsact=tuple(hca.netdev for hca in hcas if hca.netdev in relaying),
                 rules=own_rules,
@@ -64,60 +65,52 @@ def node_plans(
     return tuple(plans)
 
 
-def _cages(ring: Ring, before: int, here: int, after: int) -> tuple[int, int, int]:
-    """The cages by which a frame enters relay ``here``, leaves it, and then enters ``after``."""
-    size = len(ring.order)
-    place = {rank: number for number, rank in enumerate(ring.order)}
-    forward = (place[here] - place[before]) % size == 1
-    enters, leaves = (ring.back, ring.ahead) if forward else (ring.ahead, ring.back)
-    into, out, far = enters[place[here]], leaves[place[here]], enters[place[after]]
-    assert into is not None and out is not None and far is not None  # a relay has both cables
-    return into, out, far
+def _toward(ring: Ring) -> dict[tuple[int, int], int]:
+    """(rank, its neighbour) -> the cage of ``rank`` that is cabled to that neighbour."""
+    toward: dict[tuple[int, int], int] = {}
+    for place, (rank, out) in enumerate(zip(ring.order, ring.ahead, strict=True)):
+        after = (place + 1) % len(ring.order)
+        back = ring.back[after]
+        if out is not None and back is not None:
+            toward[rank, ring.order[after]], toward[ring.order[after], rank] = out, back
+    return toward
 
 
-def _next_mac(ring: Ring, ends: Ends, path: Path) -> str:
-    ranks = (path.source, *path.via, path.target)
-    into, _, _ = _cages(ring, *ranks[:3])
-    return ends[ranks[1], path.plane, into].mac
+def _next_mac(toward: Mapping[tuple[int, int], int], ends: Ends, path: Path) -> str:
+    return ends[path.via[0], path.plane, toward[path.via[0], path.source]].mac
 
 
-def _relay_rules(ring: Ring, ends: Ends, paths: Iterable[Path], scheme: Forwarding) -> dict[int, list[RelayRule]]:
-    wanted: dict[int, dict[tuple[int, int, int], tuple[Hca, Hca, str, str]]] = defaultdict(dict)
+def _relay_rules(
+    toward: Mapping[tuple[int, int], int], ends: Ends, paths: Iterable[Path], scheme: Forwarding
+) -> dict[int, list[RelayRule]]:
+    # relay -> (index of the function it enters by, relays left) -> (entry, exit, next node's MAC, first sender's MAC)
+    wanted: dict[int, dict[tuple[int, int], tuple[Hca, Hca, str, str]]] = defaultdict(dict)
     for path in paths:
         ranks = (path.source, *path.via, path.target)
-        for step, relay in enumerate(path.via):
-            before, after = ranks[step], ranks[step + 2]
-            into, out, far = _cages(ring, before, relay, after)
-            entry, exit_ = ends[relay, path.plane, into], ends[relay, path.plane, out]
-            source_mac = ends[path.source, path.plane, _out_cage(ring, ranks)].mac
-            left = len(path.via) - step
-            wanted[relay][entry.index, left, exit_.index] = entry, exit_, ends[after, path.plane, far].mac, source_mac
+        for step, (before, relay, after) in enumerate(zip(ranks, ranks[1:], ranks[2:], strict=False)):
+            entry = ends[relay, path.plane, toward[relay, before]]
+            out = ends[relay, path.plane, toward[relay, after]]
+            next_mac = ends[after, path.plane, toward[after, relay]].mac
+            sender_mac = ends[path.source, path.plane, toward[path.source, ranks[1]]].mac
+            wanted[relay][entry.index, len(path.via) - step] = entry, out, next_mac, sender_mac
     rules: dict[int, list[RelayRule]] = defaultdict(list)
+    single = scheme == "single-relay"
     for relay, by_key in wanted.items():
-        for ordinal, ((_, left, _), (entry, exit_, mac, source_mac)) in enumerate(sorted(by_key.items())):
-            single = scheme == "single-relay"
+        for ordinal, ((_, left), (entry, out, next_mac, sender_mac)) in enumerate(sorted(by_key.items())):
             rules[relay].append(
                 RelayRule(
                     device=entry.netdev,
                     ethertype=TAG + left,
-                    match_source_mac=source_mac if single else None,
+                    match_source_mac=sender_mac if single else None,
                     match_target_mac=entry.mac if single else None,
                     preference=SINGLE_BASE + ordinal if single else COUNTED_BASE + left,
                     handle=SINGLE_BASE + ordinal if single else left,
                     set_ethertype=TAG + left - 1 if left > 1 else IPV4,
-                    set_target_mac=mac,
-                    output=exit_.netdev,
+                    set_target_mac=next_mac,
+                    output=out.netdev,
                 )
             )
     return rules
-
-
-def _out_cage(ring: Ring, ranks: Sequence[int]) -> int:
-    place = {rank: number for number, rank in enumerate(ring.order)}
-    forward = (place[ranks[1]] - place[ranks[0]]) % len(ring.order) == 1
-    cage = (ring.ahead if forward else ring.back)[place[ranks[0]]]
-    assert cage is not None  # the path leaves by it
-    return cage
 
 
 def _markers(hcas: Sequence[Hca], forwarded: Sequence[Path], scheme: Forwarding) -> tuple[Marker, ...]:

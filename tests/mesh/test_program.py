@@ -52,7 +52,7 @@ _LISTS_DIFFER = pytest.mark.xfail(reason="settings compare every rank's map sect
     ],
 )
 def test_our_own_line_is_accepted_by_our_settings(capsys: pytest.CaptureFixture[str], name: str) -> None:
-    """An unknown ROCE_RING_ name is an error at start, so the planner prints none; aliases must agree with our names."""
+    """An unknown ROCE_RING_ name is an error at start, so none is printed; aliases must agree with ours."""
     settings = pytest.importorskip("roce_ring.settings")
     main([str(EXAMPLES / f"{name}.yaml"), "--json"])
     lines = json.loads(capsys.readouterr().out)["environment"]
