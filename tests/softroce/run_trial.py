@@ -83,13 +83,15 @@ def main() -> int:
     parser.add_argument("--testbed", default=default, help="the testbed's Python module")
     parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--cpus", type=int, default=1)
+    parser.add_argument("--python", action="store_true", help="run allreduce_node.py instead, with this Python")
     parser.add_argument("--faults", default="", help="shell commands run in node n0 two seconds after the start")
     options, trial = parser.parse_known_args()
     if not options.testbed:
         parser.error(
             "--testbed (or ROCE_RING_SOFT_TESTBED) is missing: the path of a Soft-RoCE testbed's Python module"
         )
-    program = build()
+    node_python = f"PYTHONPATH={REPO} {sys.executable} {REPO}/tests/softroce/allreduce_node.py"
+    program = node_python if options.python else str(build())
     failed = False
     with load(options.testbed).Ring(nodes=options.nodes, smp=options.cpus, append=OWN_DEVICES_ONLY) as ring:
         use_real_names(ring, options.nodes)
