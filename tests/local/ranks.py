@@ -1,7 +1,8 @@
 """Real rank processes for a test: started together, led through steps, bounded in time, and gone afterwards.
 
-A scenario is a function of one `Rank`, at the top level of a test module; every rank runs it in a process of its own. What it
-returns, raises and logs comes back as an `Outcome`. A rank says "I am there" with say(), and waits for the test with wait().
+A scenario is a function of one `Rank`, at the top level of a test module; every rank runs it in a process of its own.
+What it returns, raises and logs comes back as an `Outcome`. A rank says "I am there" with say(), and waits for the test
+with wait().
 """
 
 from __future__ import annotations
@@ -120,6 +121,10 @@ class Rank:
         assert self._pipe.poll(timeout_s), f"rank {self.rank} was never told to go on"
         self._pipe.recv()
 
+    def told(self) -> bool:
+        """Whether the test has said go()."""
+        return self._pipe.poll(0) and bool(self._pipe.recv())
+
 
 def _main(
     scenario: Callable[..., Any],
@@ -215,7 +220,7 @@ class Ranks:
         os.kill(self.pid(rank), signal.SIGCONT)
 
     def finish(self, timeout_s: float = 40.0, allow: tuple[str, ...] = ()) -> list[Outcome]:
-        """Outcomes of all ranks that were not killed. Fails if one hangs, or logged a warning that `allow` does not name."""
+        """Outcomes of all ranks that were not killed. Fails if one hangs, or logs a warning that `allow` lacks."""
         deadline = time.monotonic() + timeout_s
         outcomes = []
         for rank, one in enumerate(self._ranks):
@@ -269,7 +274,8 @@ class Ranks:
         one = self._ranks[rank]
         one.process.join(0.2)
         error = one.outcome.error.traceback if one.outcome and one.outcome.error else ""
-        return f"steps {one.steps}, exit status {one.process.exitcode}, outcome {one.outcome and one.outcome.value}\n{error}"
+        value = one.outcome and one.outcome.value
+        return f"steps {one.steps}, exit status {one.process.exitcode}, outcome {value}\n{error}"
 
     def clean_up(self) -> list[str]:
         """Ends what still runs; returns what should not have been there."""

@@ -1,4 +1,4 @@
-"""A rank that dies takes the job with it: everybody else learns who it was, within seconds, whatever they were doing."""
+"""A rank that dies ends the job: everybody else learns who it was, within seconds, whatever they were doing."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def set_up(me: Rank, victim: int, at: int, how: int = signal.SIGKILL, meeting_s:
 
 @pytest.mark.parametrize("victim", [0, 2])
 def test_kill_9_during_set_up(start: Starter, victim: int) -> None:
-    """A rank that runs out of memory while it starts: whatever step that was, the others say which rank it was and end."""
+    """A rank that runs out of memory while it starts: whatever step that was, the others name it and end."""
     steps = 8  # Session's meetings: facts, topology, ids, region, hello, connect, start, control socket
     for at in (1, 4, 6, steps):
         ranks = start(set_up, 3, victim=victim, at=at)
@@ -147,7 +147,7 @@ def test_a_rank_that_stops_during_set_up_is_named(start: Starter) -> None:
 
 
 def test_what_a_crash_left_in_shared_memory_goes_with_the_next_start(start: Starter) -> None:
-    """kill -9 between creating a region and opening it by all peers leaves a file; memory must not leak away with crashes."""
+    """kill -9 between a region's creation and its opening by all peers leaves a file; crashes must not use up memory."""
     ranks = start(set_up, 2, victim=1, at=5)
     ranks.dies(1)
     ranks.errors(allow=DEAD)
