@@ -110,7 +110,8 @@ def main() -> None:
     for kind in ("full", "payload_rsag", "lanes"):
         for dtype in ("float32", "float16", "bfloat16"):
             functions[kind, dtype] = module.get_function(f"rr_{kind}_{dtype}").kernel.ptr
-    ranks = [Rank(lib, r, 1 << 20, int(time.time_ns() & 0xFFFFFFFF)) for r in range(WORLD)]
+    session = time.time_ns()
+    ranks = [Rank(lib, r, 1 << 20, session) for r in range(WORLD)]
     hellos = b"".join(r.hello() for r in ranks)
     for r in ranks:
         rr.call(lib.proxy.rr_proxy_connect, r.proxy, hellos)
