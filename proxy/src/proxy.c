@@ -93,7 +93,7 @@ static int check_config(const rr_config *c, rr_why why) {
                        sizeof(rr_config));
     if (c->world < 2 || c->world > RR_MAX_WORLD) return rr_fail(why, "world is %u; expected 2 to %d", c->world, RR_MAX_WORLD);
     if (c->rank >= c->world) return rr_fail(why, "rank is %u; expected 0 to %u", c->rank, c->world - 1);
-    if (c->slot_bytes < 2 * RR_PAGE || c->slot_bytes % RR_PAGE || c->slot_bytes > (1ull << 30))
+    if (c->slot_bytes < 2 * RR_PAGE || c->slot_bytes % RR_PAGE || c->slot_bytes > rr_slot_bytes(1ull << 30))
         return rr_fail(why, "slot_bytes is %llu; expected what rr_slot_bytes() gives for a capacity of 1 byte to 1 GiB",
                        (unsigned long long)c->slot_bytes);
     uint32_t seen = 0;
