@@ -19,28 +19,25 @@
 
 /* ---- open, connect, close ---- */
 
-/* Calls one step for every path of the plan. Goes on after a failure, so that the user reads of all problems at once: a
- * line each. */
-typedef int (*path_step)(rr_provider *provider, uint32_t peer, uint32_t path, const void *arg, rr_why why);
-
-static rr_why next_line(rr_why why, bool *failed) {
-    size_t at = *failed ? strnlen(why.text, why.bytes) : 0;
-    *failed = true;
-    if (at + 2 > why.bytes) return (rr_why){0};
+/* The user reads of all problems at once: a line each, none twice. */
+static int add_line(rr_why why, const char *line) {
+    size_t at = why.bytes ? strnlen(why.text, why.bytes) : 0;
+    if (at + 2 > why.bytes || strstr(why.text, line)) return -1;
     if (at) why.text[at++] = '\n';
-    return (rr_why){why.text + at, why.bytes - at};
+    return rr_fail((rr_why){why.text + at, why.bytes - at}, "%s", line);
 }
 
+typedef int (*path_step)(rr_provider *provider, uint32_t peer, uint32_t path, const void *arg, rr_why why);
+
 static int each_path(rr_provider *provider, path_step step, const void *arg, rr_why why) {
-    bool failed = false;
+    int result = 0;
     char line[768];
     for (uint32_t p = 0; p < provider->config->world; p++) {
         if (p == provider->config->rank) continue;
         for (uint32_t i = 0; i < provider->config->paths[p]; i++)
-            if (step(provider, p, i, arg, (rr_why){line, sizeof line}) < 0)
-                rr_fail(next_line(why, &failed), "%s", line);
+            if (step(provider, p, i, arg, (rr_why){line, sizeof line}) < 0) result = add_line(why, line);
     }
-    return failed ? -1 : 0;
+    return result;
 }
 
 static int name_hca(rr_provider *provider, uint32_t peer, uint32_t path, const void *arg, rr_why why) {
@@ -74,6 +71,7 @@ static int make_qp(rr_provider *provider, uint32_t peer, uint32_t path, const vo
 }
 
 static int verbs_open(rr_provider *provider, rr_hello *hello, rr_why why) {
+    if (why.bytes) why.text[0] = 0;
     if (provider->config->imm)
         return rr_fail(why, "arrival by write-with-immediate is not in this version; use polled flags (imm = 0)");
     if (provider->config->dead_ms < 10 || provider->config->dead_ms > 600000)
@@ -86,12 +84,12 @@ static int verbs_open(rr_provider *provider, rr_hello *hello, rr_why why) {
     provider->impl = impl;
     impl->verbs = verbs;
     if (each_path(provider, name_hca, NULL, why) < 0) return -1;
-    bool failed = false;
+    int result = 0;
     char line[768];
     for (uint32_t i = 0; i < RR_HCAS; i++) /* a device that no path uses is never opened: it may have no cable */
         if (impl->hca[i].name && rr_verbs_hca_open(provider, &impl->hca[i], (rr_why){line, sizeof line}) < 0)
-            rr_fail(next_line(why, &failed), "%s", line);
-    return failed ? -1 : each_path(provider, make_qp, hello, why);
+            result = add_line(why, line);
+    return result < 0 ? -1 : each_path(provider, make_qp, hello, why);
 }
 
 static int connect_path(rr_provider *provider, uint32_t peer, uint32_t path, const void *arg, rr_why why) {
@@ -99,6 +97,7 @@ static int connect_path(rr_provider *provider, uint32_t peer, uint32_t path, con
 }
 
 static int verbs_connect(rr_provider *provider, const rr_hello *all, rr_why why) {
+    if (why.bytes) why.text[0] = 0;
     return each_path(provider, connect_path, all, why);
 }
 

@@ -22,8 +22,8 @@ static int open_by_name(const rr_verbs *verbs, verbs_hca *hca, rr_why why) {
         if (list) verbs->free_device_list(list);
         return rr_fail(
             why,
-            "RDMA device %s is not present, nor is any other%s%s; load its driver (mlx5_ib), and give a container "
-            "--device /dev/infiniband",
+            "RDMA device %s is not present, nor is any other%s%s; load the drivers (modprobe mlx5_ib ib_uverbs), "
+            "and give a container --device /dev/infiniband",
             hca->name, failed ? ": " : "", failed ? strerror(failed) : "");
     }
     int result = 0;
@@ -71,22 +71,24 @@ static int check_port(const rr_provider *provider, const rr_verbs *verbs, verbs_
     return 0;
 }
 
-/* Pinning memory fails for the limit nearly always; say which limit, and where it is set. */
-static int cannot_pin(const char *what, const verbs_hca *hca, uint64_t bytes, int failed, rr_why why) {
+/* Pinning memory fails for the limit nearly always; say which limit, and where it is set. The kernel counts the region
+ * once for every device that it is registered with. */
+static int cannot_pin(const verbs_impl *impl, const char *what, const verbs_hca *hca, uint64_t bytes, int failed,
+                      rr_why why) {
+    uint64_t devices = 0;
+    for (uint32_t i = 0; i < RR_HCAS; i++) devices += impl->hca[i].name != NULL;
     struct rlimit limit;
-    if (failed == ENOMEM && getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
-        limit.rlim_cur < 2 * bytes)
+    if (failed == ENOMEM && getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur < (devices + 1) * bytes)
         return rr_fail(why,
-                       "%s cannot %s: this process may lock %llu KiB of memory and the region has %llu KiB; set "
-                       "LimitMEMLOCK=infinity "
-                       "in the systemd unit, or start the container with --ulimit memlock=-1:-1",
-                       hca->name, what, (unsigned long long)limit.rlim_cur >> 10, (unsigned long long)bytes >> 10);
-    return rr_fail(
-        why, "%s cannot %s: %s%s", hca->name, what, strerror(failed),
-        failed == ENOMEM
-            ? "; the lock limit allows it, so the kernel could not pin the pages: some kernels need the boot "
-              "parameter kho=off"
-            : "");
+                       "this process may lock %llu KiB of memory and needs %llu KiB for the region with each of %llu "
+                       "devices; set LimitMEMLOCK=infinity in its systemd unit, or start its container with --ulimit "
+                       "memlock=-1:-1",
+                       (unsigned long long)limit.rlim_cur >> 10, (unsigned long long)bytes >> 10,
+                       (unsigned long long)devices);
+    return rr_fail(why, "%s cannot %s: %s%s", hca->name, what, strerror(failed),
+                   failed == ENOMEM ? "; the lock limit would allow it, so the kernel could not pin the pages: some "
+                                      "kernels need the boot parameter kho=off"
+                                    : "");
 }
 
 int rr_verbs_hca_open(rr_provider *provider, verbs_hca *hca, rr_why why) {
@@ -101,10 +103,10 @@ int rr_verbs_hca_open(rr_provider *provider, verbs_hca *hca, rr_why why) {
         return rr_fail(why, "%s has no protection domain left: %s", hca->name, strerror(errno));
     /* Remote write only. No relaxed ordering: the flag behind a payload is worth nothing with it. */
     hca->mr = verbs->register_memory(hca->pd, provider->base, bytes, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
-    if (!hca->mr) return cannot_pin("register the region", hca, bytes, errno, why);
+    if (!hca->mr) return cannot_pin(provider->impl, "register the region", hca, bytes, errno, why);
     /* Room for every entry of every queue: a failing queue pair completes its unsignalled ones as well. */
     hca->cq = verbs->create_cq(hca->context, (int)(hca->paths * RR_SQ_DEPTH), NULL, NULL, 0);
-    if (!hca->cq) return cannot_pin("make a completion queue", hca, bytes, errno, why);
+    if (!hca->cq) return cannot_pin(provider->impl, "make a completion queue", hca, bytes, errno, why);
     return 0;
 }
 

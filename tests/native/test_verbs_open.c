@@ -1,0 +1,118 @@
+/* The verbs provider as far as it goes without RDMA: which GID it picks, how long it retries, and what a user reads who
+ * has no RDMA device, no device name, or asks for what is not there yet. */
+#include "testing.h"
+
+#ifndef RR_HAVE_VERBS
+int main(void) {
+    printf("built without infiniband/verbs.h: nothing to test\n");
+    return 0;
+}
+#else
+#include "verbs_impl.h"
+
+static rr_config two_ranks(void) {
+    rr_config config = test_config(2, 0, 4096);
+    config.provider = RR_PROVIDER_VERBS;
+    config.dead_ms = 1000;
+    config.paths[1] = 2;
+    config.hca_of[1][1] = 2;
+    strcpy(config.hca[0], "no_such_device0");
+    strcpy(config.hca[1], "not_used");
+    strcpy(config.hca[2], "no_such_device1");
+    return config;
+}
+
+static const char *refusal(rr_config config) {
+    static char why[2048];
+    memset(why, 'x', sizeof why); /* the library must end what it writes */
+    rr_proxy *proxy = rr_proxy_create(&config, why, sizeof why);
+    CHECK(!proxy, "a session came up with a device that cannot exist");
+    return why;
+}
+
+static uint32_t lines(const char *text) {
+    uint32_t n = 1;
+    for (; *text; text++) n += *text == '\n';
+    return n;
+}
+
+/* A user without RDMA reads one clear sentence, whatever is missing. */
+static void missing_devices_are_named(void) {
+    const char *why = refusal(two_ranks());
+    bool library = strstr(why, "libibverbs.so.1"), devices = strstr(why, "no_such_device0 is not present");
+    CHECK(library || devices, "%s", why);
+    if (library)
+        CHECK(strstr(why, "rdma-core") && lines(why) == 1, "%s", why);
+    else
+        CHECK(strstr(why, "no_such_device1") && lines(why) == 2, "all missing devices at once: %s", why);
+    CHECK(!strstr(why, "not_used"), "a device that no path uses is not looked for: %s", why);
+    printf("%s\n", why);
+}
+
+static void bad_settings_are_refused(void) {
+    rr_config config = two_ranks();
+    config.imm = 1;
+    CHECK(strstr(refusal(config), "write-with-immediate"), "%s", refusal(config));
+    config = two_ranks();
+    config.dead_ms = 0;
+    CHECK(strstr(refusal(config), "dead_ms is 0"), "%s", refusal(config));
+    char why[256];
+    if (!rr_verbs_load((rr_why){why, sizeof why})) return; /* the rest is only looked at behind the library */
+    config = two_ranks();
+    config.hca_of[1][0] = 5;
+    CHECK(strstr(refusal(config), "hca[5], which has no device name"), "%s", refusal(config));
+    config = two_ranks();
+    config.hca_of[1][1] = 0;
+    CHECK(strstr(refusal(config), "both use no_such_device0"), "%s", refusal(config));
+}
+
+/* Just under the dead-peer bound: half of it is less than the budget, the budget is not more than it. */
+static void retry_budget_fits_the_bound(void) {
+    for (uint32_t dead_ms = 10; dead_ms <= 600000; dead_ms = dead_ms * 5 / 4) {
+        double budget_ms = 4.096e-3 * (double)(1ull << rr_verbs_timeout(dead_ms)) * (RR_RETRIES + 1);
+        CHECK(budget_ms <= dead_ms && budget_ms > dead_ms / 2.0, "%u ms gives %.3f ms", dead_ms, budget_ms);
+    }
+}
+
+static struct ibv_gid_entry entry(uint32_t index, uint32_t type, uint32_t netdev, const char *address) {
+    struct ibv_gid_entry e = {.gid_index = index, .port_num = RR_PORT, .gid_type = type, .ndev_ifindex = netdev};
+    int part[4];
+    if (sscanf(address, "%d.%d.%d.%d", &part[0], &part[1], &part[2], &part[3]) == 4) {
+        e.gid.raw[10] = e.gid.raw[11] = 0xff;
+        for (int i = 0; i < 4; i++) e.gid.raw[12 + i] = (uint8_t)part[i];
+    } else {
+        e.gid.raw[0] = 0xfe, e.gid.raw[1] = 0x80, e.gid.raw[15] = 1;
+    }
+    return e;
+}
+
+/* The index is 3 on a fresh port, moves when a link flaps, and differs per port: only the table says which. */
+static void gid_comes_from_the_table(void) {
+    enum { V1 = IBV_GID_TYPE_ROCE_V1, V2 = IBV_GID_TYPE_ROCE_V2 };
+    char why[512];
+    rr_why w = {why, sizeof why};
+    struct ibv_gid_entry fresh[] = {entry(0, V1, 9, "fe80"), entry(1, V2, 9, "fe80"), entry(2, V1, 9, "10.1.2.3"),
+                                    entry(3, V2, 9, "10.1.2.3")};
+    CHECK(rr_gid_choose(fresh, 4, "d", w) == 3, "%s", why);
+    struct ibv_gid_entry flapped[] = {entry(0, V1, 9, "fe80"), entry(1, V2, 9, "fe80"), entry(2, V1, 9, "10.1.2.3"),
+                                      entry(4, V2, 9, "10.1.2.3")};
+    CHECK(rr_gid_choose(flapped, 4, "d", w) == 4, "%s", why);
+    struct ibv_gid_entry vlan[] = {entry(0, V1, 9, "fe80"), entry(1, V2, 9, "fe80"), entry(2, V2, 30, "10.9.9.9"),
+                                   entry(5, V2, 9, "10.1.2.3")};
+    CHECK(rr_gid_choose(vlan, 4, "d", w) == 5, "an address of another network device is not ours: %s", why);
+    CHECK(rr_gid_choose(fresh, 2, "d", w) == RR_GID_NONE && strstr(why, "no RoCE v2 IPv4 GID"), "%s", why);
+    CHECK(rr_gid_choose(fresh, 0, "d", w) == RR_GID_NONE && strstr(why, "no RoCE v2 IPv4 GID"), "%s", why);
+    CHECK(rr_gid_choose(fresh, 3, "d", w) == RR_GID_NONE && strstr(why, "only as RoCE v1"), "%s", why);
+    struct ibv_gid_entry two[] = {entry(0, V2, 9, "fe80"), entry(1, V2, 9, "10.1.2.3"), entry(2, V2, 9, "10.1.2.4")};
+    CHECK(rr_gid_choose(two, 3, "d", w) == RR_GID_NONE && strstr(why, "10.1.2.3 (index 1) and 10.1.2.4 (index 2)"),
+          "%s", why);
+}
+
+int main(void) {
+    missing_devices_are_named();
+    bad_settings_are_refused();
+    retry_budget_fits_the_bound();
+    gid_comes_from_the_table();
+    return 0;
+}
+#endif
