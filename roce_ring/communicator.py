@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import dataclasses
 import os
-import weakref
 from collections.abc import Iterator, Sequence
+from multiprocessing.util import Finalize
 from typing import Any
 
 from .errors import RoceRingError, UnsupportedError
-from .exchange import Exchange, RendezvousExchange, TorchExchange
+from .exchange import Exchange, RendezvousExchange, TorchExchange, gather_errors
 from .modes import mode as mode_by_name
 from .native import ALL_GATHER, ALL_REDUCE, DTYPES, REDUCE_SCATTER, WAVE_ALL, WAVE_TWO
 from .session import Session
@@ -46,14 +45,16 @@ class AllReduce:
         if settings.gather_bytes == 0:
             settings = dataclasses.replace(settings, gather_bytes=settings.max_bytes)
         self._exchange, self.settings, self._serve = exchange, settings, serve
-        self._topology = topology or Topology.local(exchange.rank, exchange.world)
+        self._topology = topology or _topology(exchange, settings)
         self.rank, self.world = exchange.rank, exchange.world
         self._pid = os.getpid()
         self._capturing = False
-        self.session = Session(exchange, settings, self._topology, first_seq=first_seq, serve=serve)
         if settings.mode != "auto":
             mode_by_name(settings.mode, self.world)
-        self._at_exit = _close_at_exit(self)
+        self.session = Session(exchange, settings, self._topology, first_seq=first_seq, serve=serve)
+        # A process that ends without close(), or drops its communicator, still says good-bye, so that its peers hear
+        # "closed" and not "dead". Not atexit: processes of multiprocessing never run that.
+        self._at_exit = Finalize(None, self.close, exitpriority=0)
 
     @classmethod
     def from_torch(cls, group: Any = None, **options: Any) -> AllReduce:
@@ -61,7 +62,9 @@ class AllReduce:
         return cls(TorchExchange(group), **options)
 
     @classmethod
-    def from_rendezvous(cls, address: str, rank: int, world: int, *, timeout_s: float = 60.0, **options: Any) -> AllReduce:
+    def from_rendezvous(
+        cls, address: str, rank: int, world: int, *, timeout_s: float = 60.0, **options: Any
+    ) -> AllReduce:
         """Ranks meet at `address`: "unix:/path" or "127.0.0.1:port" on one machine (see RendezvousExchange)."""
         settings = options.get("settings") or Settings.from_env(os.environ)
         exchange = RendezvousExchange(address, rank, world, job=settings.name, timeout_s=timeout_s)
@@ -95,13 +98,19 @@ class AllReduce:
         t = describe(x)
         refusal = self._refusal(t, limit)
         if refusal:
-            raise UnsupportedError(f"{what}: {refusal}", "ask should_all_reduce(x) first, or raise ROCE_RING_MAX_BYTES on all ranks")
+            raise UnsupportedError(
+                f"{what}: {refusal}", "ask should_all_reduce(x) first, or raise ROCE_RING_MAX_BYTES on all ranks"
+            )
         self._same_process()
         return t
 
     def _same_process(self) -> None:
         if os.getpid() != self._pid:
-            raise RoceRingError("forked", "this communicator belongs to the process that made it, not to its child", "make one after the fork")
+            raise RoceRingError(
+                "forked",
+                "this communicator belongs to the process that made it, not to its child",
+                "make one after the fork",
+            )
 
     def _out(self, x: Any, out: Any, shape: tuple[int, ...], what: str) -> tuple[Any, Tensor]:
         if out is None:
@@ -139,7 +148,9 @@ class AllReduce:
         """x has shape [world * n, ...]; returns rows [rank * n, (rank + 1) * n) of its sum over all ranks."""
         t = self._checked(x, self.settings.max_bytes, "reduce_scatter")
         if not t.shape or t.shape[0] % self.world:
-            raise UnsupportedError(f"reduce_scatter: the first dimension of {list(t.shape)} is not a multiple of the world of {self.world}")
+            raise UnsupportedError(
+                f"reduce_scatter: the first dimension of {list(t.shape)} is not a multiple of the world of {self.world}"
+            )
         out, to = self._out(x, out, (t.shape[0] // self.world, *t.shape[1:]), "reduce_scatter")
         op = self.session.op()
         op.kind, op.dtype, op.count = REDUCE_SCATTER, DTYPES[t.dtype], t.count // self.world
@@ -172,7 +183,9 @@ class AllReduce:
                 else f"the tensor is on {t.device}, expected cpu" if t.device != "cpu"
                 else f"the largest shard has {largest} bytes, expected 1 to {self.settings.gather_bytes}"
             )  # fmt: skip
-            raise UnsupportedError(f"all_gather: {reason}", "raise ROCE_RING_GATHER_BYTES on all ranks for larger shards")
+            raise UnsupportedError(
+                f"all_gather: {reason}", "raise ROCE_RING_GATHER_BYTES on all ranks for larger shards"
+            )
         self._same_process()
         shape = (*t.shape[:dim], sum(extents), *t.shape[dim + 1 :])
         out, to = self._out(x, out, shape, "all_gather")
@@ -210,31 +223,21 @@ class AllReduce:
     def reset(self) -> None:
         """Collective: a new session over the same exchange, with new memory and connections. The only way on after an abort.
         Ranks that died must have been replaced by a new exchange instead."""
+        self._same_process()
         self.session.close()
         self.session = Session(self._exchange, self.settings, self._topology, serve=self._serve)
 
     def close(self) -> None:
-        """Says good-bye and gives everything back. Peers that still need this rank fail with PeerClosed."""
+        """Says good-bye and gives everything back. Peers that still need this rank fail with PeerClosed. A forked child has
+        nothing to give back: there it does nothing."""
+        if os.getpid() != self._pid:
+            return
         self.session.close()
         self._exchange.close()
-        atexit.unregister(self._at_exit)
+        self._at_exit.cancel()
 
     def __enter__(self) -> AllReduce:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _close_at_exit(communicator: AllReduce) -> Any:
-    """A process that ends without close() still says good-bye, so that its peers hear "closed" and not "dead"."""
-    there = weakref.ref(communicator)
-
-    def close() -> None:
-        alive = there()
-        if alive is not None and os.getpid() == alive._pid:
-            alive.close()
-
-    atexit.register(close)
-    return close
-

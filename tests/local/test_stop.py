@@ -16,7 +16,7 @@ VICTIM = 2
 
 
 def reduce_until_told(me: Rank, mode: str, elements: int) -> dict[str, Any]:
-    """Checks every result. The last operation is agreed upon through the data: a rank that was told to end adds 1000."""
+    """Checks every result. The last operation is agreed on through the data: a rank that was told to end adds 1000."""
     with me.communicator() as ar:
         out = np.empty(elements, np.float32)
         told, n = False, 0
@@ -81,8 +81,8 @@ def test_a_rank_that_stops_for_3_s_is_reported_and_forgiven(start: Starter, mode
 
 @pytest.mark.parametrize("mode", ["full", "ring"])
 def test_the_hard_deadline_names_the_rank_that_stands_still(start: Starter, mode: str) -> None:
-    """peer_timeout_s is what frees an engine whose peer is wedged. Rank 1 of a ring only sees that rank 0 sends nothing:
-    blaming rank 0 would send people to the wrong machine."""
+    """peer_timeout_s is what frees an engine whose peer is wedged. Rank 1 of a ring only sees that rank 0 sends
+    nothing: blaming rank 0 would send people to the wrong machine."""
     ranks = start(reduce_until_told, 4, settings={"late_s": 0.3, "peer_timeout_s": 1.0}, mode=mode, elements=5000)
     ranks.wait_for("running")
     ranks.stop(VICTIM)
