@@ -3,32 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
-
-import msgspec
 
 from .commands import Step, up
-from .finding import Refused, finding
-from .loading import read_document
-from .model import SCHEMA, NodePlan, Plan, plan_hash
+from .model import NodePlan, Plan
 from .text import peer_maps
-
-
-def load_plan(path: Path) -> Plan:
-    """A plan written by ``--out``; raises :class:`Refused` if it is none, of another schema, or was edited."""
-    raw = read_document(path)
-    schema = raw.get("schema") if isinstance(raw, dict) else None
-    fix = "name the plan.json or plan.yaml that --out wrote, or write it again with this version"
-    if schema != SCHEMA:
-        raise Refused([finding("bad-value", str(path), f"schema {schema!r}", SCHEMA, fix)])
-    try:
-        plan = msgspec.convert(raw, Plan)
-    except msgspec.ValidationError as error:
-        raise Refused([finding("wrong-type", str(path), str(error), "a plan", fix)]) from None
-    if plan_hash(plan) != plan.hash:
-        seen = f"the content hashes to {plan_hash(plan)[:12]}, the file says {plan.hash[:12]}"
-        raise Refused([finding("bad-value", str(path), seen, "an unedited plan", fix)])
-    return plan
 
 
 def differences(old: Plan, new: Plan) -> tuple[str, ...]:

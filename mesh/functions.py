@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from .cables import Cable
 from .facts import Gid, Port, interface
@@ -15,14 +15,21 @@ GOOD_MTU = 9000
 ROCE_V2 = "RoCE v2"
 
 
-def check_functions(ports: Iterable[Port], cables: Sequence[Cable], forwards: bool) -> Iterator[Finding]:
-    """Findings about the addressed ``ports``; what only forwarding needs is asked only if the ring ``forwards``."""
+def check_functions(
+    ports: Iterable[Port], cables: Sequence[Cable], forwards: bool, relays: Collection[int]
+) -> Iterator[Finding]:
+    """Findings about the addressed ``ports``; what only forwarding needs is asked only where it happens.
+
+    ``forwards``: some pair is joined over relays, so senders mark frames. ``relays``: the ranks that pass them on.
+    """
     ports = tuple(ports)
     for port in ports:
         for check in CHECKS:
             yield from check(port)
         if forwards:
-            for check in FORWARDING_CHECKS:
+            yield from _steering(port)
+        if port.rank in relays:
+            for check in RELAY_CHECKS:
                 yield from check(port)
     yield from _mtu_ends({(p.rank, p.port, p.plane): p for p in ports}, cables)
 
@@ -162,4 +169,4 @@ def _hairpin(port: Port) -> Iterator[Finding]:
 
 
 CHECKS: tuple[Callable[[Port], Iterator[Finding]], ...] = (_link, _mtu, _gid)
-FORWARDING_CHECKS: tuple[Callable[[Port], Iterator[Finding]], ...] = (_offload, _steering, _hairpin)
+RELAY_CHECKS: tuple[Callable[[Port], Iterator[Finding]], ...] = (_offload, _hairpin)

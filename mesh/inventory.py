@@ -39,7 +39,10 @@ def take(sysfs: Path = Path("/sys"), run: Run = run_command, host: str = "") -> 
     _number_planes(found)
     addresses = _addresses(run, problems)
     for port in found:
-        port["ipv4"] = addresses.get(port["netdev"])
+        own = addresses.get(port["netdev"], [])
+        port["ipv4"] = own[0] if own else None
+        if len(own) > 1:
+            problems.append(f"{port['netdev']} has {len(own)} IPv4 addresses ({', '.join(own)}); the first one is used")
         port["gid_index"] = _gid_index(port)
         if port["ipv4"] is not None:  # an unaddressed function is not cabled: its settings do not matter
             port["roce_active_mtu"] = _active_mtu(run, port["rdma"])
@@ -118,16 +121,16 @@ def _active_mtu(run: Run, rdma: str) -> int | None:
     return int(match.group(1)) if match else None
 
 
-def _addresses(run: Run, problems: list[str]) -> dict[str, str]:
-    """netdev -> its IPv4 address with prefix; a second address is reported, the first one used."""
+def _addresses(run: Run, problems: list[str]) -> dict[str, list[str]]:
+    """netdev -> its IPv4 addresses with prefix."""
     rows = _json(run, ["ip", "-j", "-4", "address", "show"], problems)
-    addresses: dict[str, str] = {}
+    addresses: dict[str, list[str]] = {}
     for row in rows if isinstance(rows, list) else []:
         found = [
             f"{info['local']}/{info['prefixlen']}" for info in row.get("addr_info", []) if info.get("family") == "inet"
         ]
         if found:
-            addresses[row["ifname"]] = found[0]
+            addresses[row["ifname"]] = found
     return addresses
 
 

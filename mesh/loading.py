@@ -1,4 +1,4 @@
-"""Read facts from one YAML or JSON file, or from a directory with one file per node."""
+"""Read facts (one YAML or JSON file, or a directory with one per node) and plans, and say what is wrong with them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import yaml
 
 from .facts import Common, Facts, FactsFile, NodeEntry, resolve
 from .finding import Finding, Refused, finding
+from .model import SCHEMA, Plan, plan_hash
 from .strict import convert, suggest
 
 _SUFFIXES = (".json", ".yaml", ".yml")
@@ -105,6 +107,23 @@ def read_document(path: Path) -> object:
         fix = "start from a file in mesh/examples, or write one with 'roce-ring inventory'"
         raise Refused([finding("file-empty", where, "the file holds nothing", "a mapping with 'nodes'", fix)])
     return raw
+
+
+def load_plan(path: Path) -> Plan:
+    """A plan written by ``--out``; raises :class:`Refused` if it is none, of another schema, or was edited."""
+    raw = read_document(path)
+    schema = raw.get("schema") if isinstance(raw, dict) else None
+    fix = "name the plan.json or plan.yaml that --out wrote, or write it again with this version"
+    if schema != SCHEMA:
+        raise Refused([finding("bad-value", str(path), f"schema {schema!r}", SCHEMA, fix)])
+    try:
+        plan = msgspec.convert(raw, Plan)
+    except msgspec.ValidationError as error:
+        raise Refused([finding("wrong-type", str(path), str(error), "a plan", fix)]) from None
+    if plan_hash(plan) != plan.hash:
+        seen = f"the content hashes to {plan_hash(plan)[:12]}, the file says {plan.hash[:12]}"
+        raise Refused([finding("bad-value", str(path), seen, "an unedited plan", fix)])
+    return plan
 
 
 def _load_file(path: Path) -> tuple[tuple[NodeEntry, ...], Common]:

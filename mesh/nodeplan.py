@@ -31,9 +31,14 @@ def forwarding(paths: Iterable[Path]) -> Forwarding:
 
 
 def node_plans(
-    ring: Ring, hosts: Sequence[str], ends: Ends, paths: Sequence[Path], scheme: Forwarding, hairpins: Mapping[str, int]
+    ring: Ring,
+    hosts: Sequence[str],
+    ends: Ends,
+    paths: Sequence[Path],
+    scheme: Forwarding,
+    hairpins: Mapping[tuple[int, str], int],
 ) -> tuple[NodePlan, ...]:
-    """One plan per rank. ``hairpins`` maps "host pci" to the queue size in effect."""
+    """One plan per rank. ``hairpins`` maps (relay's rank, PCI address) to the queue size in effect."""
     by_source: dict[int, list[Path]] = defaultdict(list)
     for path in paths:
         if path.via:
@@ -58,7 +63,7 @@ def node_plans(
                 rules=own_rules,
                 markers=_markers(hcas, mine, scheme),
                 hairpins=tuple(
-                    Hairpin(hca.pci, hairpins[f"{host} {hca.pci}"], HAIRPIN_MAX) for hca in hcas if scheme != "none"
+                    Hairpin(hca.pci, seen, HAIRPIN_MAX) for hca in hcas if (seen := hairpins.get((rank, hca.pci)))
                 ),
             )
         )  # fmt: skip

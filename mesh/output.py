@@ -12,7 +12,7 @@ import msgspec
 import yaml
 
 from .commands import down, up
-from .facts import Facts
+from .facts import Facts, Node, PortEntry
 from .finding import Finding
 from .model import Plan
 from .picture import svg
@@ -58,7 +58,7 @@ def _fill(root: Path, plan: Plan, facts: Facts, findings: Sequence[Finding]) -> 
         "plan.yaml": yaml.safe_dump(msgspec.to_builtins(plan), sort_keys=False, width=120),
         "ring.svg": svg(plan),
         "summary.txt": _lines(summary(plan, findings)),
-        "facts.json": _json(facts),
+        "facts.json": _json({"nodes": [_entry(node) for node in facts]}),
     }
     for node in plan.nodes:
         files[f"nodes/{node.host}/node.json"] = _json(node)
@@ -75,6 +75,13 @@ def _fill(root: Path, plan: Plan, facts: Facts, findings: Sequence[Finding]) -> 
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
+
+
+def _entry(node: Node) -> dict[str, object]:
+    """A node in the form that facts files have, so that the same plan can be made again."""
+    fields = PortEntry.__struct_fields__
+    ports = [{name: value for name in fields if (value := getattr(port, name)) is not None} for port in node.ports]
+    return {"host": node.host, "ports": ports, "problems": node.problems}
 
 
 def _exchange(fresh: Path, directory: Path) -> None:

@@ -8,6 +8,7 @@ Exit status: 0 planned, 1 something is wrong (or ``--diff`` found differences), 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -20,17 +21,17 @@ import msgspec
 
 from . import output, report, ssh
 from .commands import down, up
-from .diff import differences, load_plan
+from .diff import differences
 from .facts import Common, Facts, resolve
 from .finding import Finding, Refused
-from .loading import load_facts, put_in_order
+from .loading import load_facts, load_plan, put_in_order
 from .model import Plan
 from .planner import make_plan
 from .propose import Proposal, propose_order
 from .text import environment
 
 SCHEMA = "roce-ring/plan/v1"
-OK, WRONG, COULD_NOT_LOOK = 0, 1, 2
+OK, WRONG, COULD_NOT_LOOK, INTERRUPTED = 0, 1, 2, 130
 _NOT_LOOKED = {"file-missing"}  # findings that mean there was nothing to judge
 
 
@@ -63,18 +64,24 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
     if chosen.ssh_timeout <= 0:
         options.error("--ssh-timeout must be more than 0 seconds")
     try:
-        return _run(chosen)
+        status = _run(chosen)
+        sys.stdout.flush()
+        return status
     except Refused as refused:
         _refuse(refused.findings, as_json=chosen.json)
         return COULD_NOT_LOOK if {item.code for item in refused.findings} <= _NOT_LOOKED else WRONG
     except ssh.CannotLook as failed:
-        _error(
-            f"could not take the inventory of {len(failed.failures)} of {len(chosen.ssh)} host(s):", *failed.failures
-        )
+        if chosen.json:
+            _emit({"schema": SCHEMA, "plan": None, "findings": [], "failures": failed.failures})
+        _error(f"could not ask {len(failed.failures)} of {len(chosen.ssh)} host(s):", *failed.failures)
     except output.CannotWrite as failed:
         _error(str(failed))
-    except BrokenPipeError:  # the reader (head, less) has seen enough
-        sys.stderr.close()
+    except BrokenPipeError:  # the reader (head, less) has seen enough; nothing may be flushed to it at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+    except KeyboardInterrupt:
+        _error("interrupted; nothing was changed")
+        return INTERRUPTED
     return COULD_NOT_LOOK
 
 

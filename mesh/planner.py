@@ -28,21 +28,28 @@ def make_plan(facts: Facts) -> tuple[Plan, tuple[Finding, ...]]:
     ports = tuple(checks.ports(facts))
     forwards = len(hosts) > 3 or (len(hosts) == 3 and len(cables) < 3)
     found += _with_best_fix(hosts, plugs, problems)
-    found += functions.check_functions(ports, cables, forwards)
+    found += functions.check_functions(ports, cables, forwards, _relays(hosts, shape) if forwards else ())
     raise_errors(found)
     assert shape is not None  # no ring without a finding
     plan = _assemble(hosts, ports, shape, cables)
     return plan, (*found, *_advice(plan, facts))
 
 
+def _relays(hosts: Sequence[str], shape: ring.Ring | None) -> tuple[int, ...]:
+    """The ranks that pass frames on: all of a ring, all but the ends of a chain; all if the wiring is not known yet."""
+    if shape is None:
+        return tuple(range(len(hosts)))
+    return tuple(rank for rank, *cages in zip(shape.order, shape.ahead, shape.back, strict=True) if None not in cages)
+
+
 def _with_best_fix(hosts: Sequence[str], plugs: Sequence[Plug], problems: Sequence[Finding]) -> Iterator[Finding]:
     if not problems:
         return
     cages = {plug.cage for plug in plugs if plug.network}
-    change = repair.smallest_change(hosts, plugs, complete=len(cages) == 2 * len(hosts))
+    changes = repair.smallest_changes(hosts, plugs, complete=len(cages) == 2 * len(hosts))
+    together = "; then ".join(changes) + "; nothing else has to change"
     for problem in problems:
-        fix = f"{change}; nothing else has to change" if change else problem.fix
-        yield finding(problem.code, problem.where, problem.seen, problem.expected, fix)
+        yield finding(problem.code, problem.where, problem.seen, problem.expected, together if changes else problem.fix)
 
 
 def _assemble(hosts: Sequence[str], ports: Sequence[Port], shape: ring.Ring, cables: Sequence[Cable]) -> Plan:
@@ -52,8 +59,13 @@ def _assemble(hosts: Sequence[str], ports: Sequence[Port], shape: ring.Ring, cab
     scheme = forwarding(bare)
     paths = _paths(shape, planes, ends, FORWARD_LABEL) if scheme == "single-relay" else bare
     load = busiest_load(paths, shape.order)
-    sizes = {f"{port.host} {port.pci}": port.hairpin_queue_size or 0 for port in ports}
-    smallest = min(sizes.values()) if load else None
+    relays = {rank for path in paths for rank in path.via}
+    sizes = {
+        (port.rank, port.pci.lower()): port.hairpin_queue_size
+        for port in ports
+        if port.rank in relays and port.hairpin_queue_size is not None
+    }
+    smallest = min(sizes.values(), default=None)
     return with_hash(
         Plan(
             schema=SCHEMA,

@@ -2,31 +2,91 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import combinations
 
-from .cables import Plug
+from .cables import Cage, Plug
 from .ring import derive
 
 Change = tuple[str, tuple[Plug, ...]]  # what to tell the operator, and the plugs after it
+Kind = Callable[[Sequence[Plug]], Iterator[Change]]
+MOST_CHANGES = 3  # somebody with more mistakes than this had better look at the cabling plan again
 
 
-def smallest_change(hosts: Sequence[str], plugs: Sequence[Plug], complete: bool) -> str | None:
-    """The first change, cheapest kind first, after which the wiring is a ring (or a chain unless ``complete``).
+def smallest_changes(hosts: Sequence[str], plugs: Sequence[Plug], complete: bool) -> tuple[str, ...]:
+    """Changes, cheapest kind first, after which the wiring is a ring (or a chain unless ``complete``); () if not found.
 
-    Among changes of one kind the one that leaves the fewest equal-numbered cables wins: port 0 to port 1 is the custom.
-    If two are equally good both are named, as only the operator knows which end is right. None: no single change helps.
+    One change if one is enough, else the one that leaves the least disorder and then the next.
     """
-    for kind in (_swap_ports_of_a_node, _swap_planes_of_a_cage, _move_one_port, _exchange_cable_ends, _exchange_ports):
-        good: dict[int, list[str]] = {}
+    texts: list[str] = []
+    for _ in range(MOST_CHANGES):
+        last = _last_change(hosts, plugs, complete)
+        if last is not None:
+            return (*texts, last)
+        step = min(_candidates(plugs), key=lambda change: _disorder(change[1]), default=None)
+        if step is None or _disorder(step[1]) >= _disorder(plugs):
+            return ()
+        texts.append(step[0])
+        plugs = step[1]
+    return ()
+
+
+def _last_change(hosts: Sequence[str], plugs: Sequence[Plug], complete: bool) -> str | None:
+    """The one change that mends everything.
+
+    Among several the one that leaves the fewest equal-numbered cables wins: port 0 to port 1 is the custom. If two are
+    equally good both are named, as only the operator knows which end is right.
+    """
+    for kind in _kinds(plugs):
+        good: dict[int, list[str]] = defaultdict(list)
         for text, changed in kind(plugs):
+            if _disorder(changed):
+                continue
             ring, cables, _ = derive(hosts, changed)
             if ring is not None and (ring.closed or not complete):
-                good.setdefault(sum(cable.a[1] == cable.b[1] for cable in cables), []).append(text)
+                good[sum(cable.a[1] == cable.b[1] for cable in cables)].append(text)
         if good:
             best = good[min(good)]
             return ", or else ".join(best) if len(best) == 2 else best[0]
     return None
+
+
+def _kinds(plugs: Sequence[Plug]) -> tuple[Kind, ...]:
+    """Kinds of change worth trying: exchanges keep the number of ports per subnet, so a wrong number needs a move."""
+    if all(len(members) == 2 for members in _subnets(plugs).values()):
+        return _swap_ports_of_a_node, _swap_planes_of_a_cage, _exchange_cable_ends, _exchange_ports
+    return (_move_one_port,)
+
+
+def _candidates(plugs: Sequence[Plug]) -> Iterator[Change]:
+    for kind in _kinds(plugs):
+        yield from kind(plugs)
+
+
+def _subnets(plugs: Sequence[Plug]) -> dict[str, list[Plug]]:
+    subnets: dict[str, list[Plug]] = defaultdict(list)
+    for plug in plugs:
+        if plug.network:
+            subnets[plug.network].append(plug)
+    return subnets
+
+
+def _disorder(plugs: Sequence[Plug]) -> int:
+    """How far the wiring is from making sense: ports too many or too few, impossible links, cages with two far ends."""
+    disorder = 0
+    far: dict[Cage, set[Cage]] = defaultdict(set)
+    for members in _subnets(plugs).values():
+        if len(members) != 2:
+            disorder += abs(len(members) - 2)
+            continue
+        a, b = members
+        if a.rank == b.rank or a.plane != b.plane:
+            disorder += 1
+        else:
+            far[a.rank, a.port].add((b.rank, b.port))
+            far[b.rank, b.port].add((a.rank, a.port))
+    return disorder + sum(len(ends) - 1 for ends in far.values())
 
 
 def _exchange(plugs: Sequence[Plug], pairs: Iterable[tuple[Plug, Plug]]) -> tuple[Plug, ...]:
@@ -50,13 +110,11 @@ def _swap_planes_of_a_cage(plugs: Sequence[Plug]) -> Iterator[Change]:
 
 def _move_one_port(plugs: Sequence[Plug]) -> Iterator[Change]:
     """Put a port that is in the wrong subnet, or in none, into one where a port is alone."""
-    members: dict[str, list[Plug]] = {}
+    subnets = _subnets(plugs)
+    lonely = [network for network, members in subnets.items() if len(members) == 1]
     for plug in plugs:
-        members.setdefault(plug.network, []).append(plug)
-    lonely = [network for network, inside in members.items() if network and len(inside) == 1]
-    for plug in plugs:
-        inside = members[plug.network]
-        if plug.network and len(inside) == 2 and len({p.rank for p in inside}) == 2:
+        members = subnets.get(plug.network, [])
+        if len(members) == 2 and members[0].rank != members[1].rank:
             continue  # it has its partner
         for network in lonely:
             if network != plug.network:

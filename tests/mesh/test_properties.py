@@ -33,7 +33,7 @@ def distance(plan: Plan, order: list[int], a: int, b: int) -> int:
 
 
 any_plan = st.one_of(plans(closed=True), plans(closed=False))
-quick = settings(max_examples=60, deadline=None)
+quick = settings(max_examples=40, deadline=None)
 
 
 @quick

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -305,3 +306,33 @@ def test_forwarding_settings_do_not_matter_where_nothing_is_forwarded(nodes: int
     raw = ring(nodes, hw_tc_offload=False, flow_steering_mode="smfs", hairpin_queue_size=None)
     plan, _ = make_plan(facts(raw))
     assert plan.forwarding == "none"
+
+
+def test_the_ends_of_a_chain_need_no_offload() -> None:
+    """They send marked frames but pass none on: only the steering mode matters there."""
+    raw = document(3, ring_cables(3, closed=False))
+    raw["nodes"][0].update(hw_tc_offload=False, hairpin_queue_size=64)
+    plan, _ = make_plan(facts(raw))
+    assert plan.limits.hairpin_packets == 8192
+    assert [len(node.hairpins) for node in plan.nodes] == [0, 4, 0]
+    raw["nodes"][1]["hw_tc_offload"] = False
+    assert {item.code for item in refusal(raw)} == {"offload-off"}
+    raw["nodes"][0]["flow_steering_mode"] = "smfs"
+    assert {item.code for item in refusal(raw)} == {"offload-off", "steering-mode"}
+
+
+def test_two_mistakes_get_two_changes() -> None:
+    """A mistyped subnet here and swapped planes there: each is named, in an order that works."""
+    raw = swap(put(ring(6), 2, 0, 0, "10.99.0.1/24"), 4, (0, 1), (1, 1))
+    fix = refusal(raw)[0].fix
+    assert "n2 enp1s0f0np0" in fix
+    assert "; then on n" in fix
+    assert "swap the addresses of plane 0 and plane 1" in fix
+
+
+def test_a_large_wrong_ring_is_judged_quickly() -> None:
+    """Looking for the change that mends sixteen nodes must not feel like a hang."""
+    loops = [(((base + i), 0), (base + (i + 1) % 8, 1)) for base in (0, 8) for i in range(8)]
+    begin = time.perf_counter()
+    assert "exchange the cable ends" in refusal(document(16, loops))[0].fix
+    assert time.perf_counter() - begin < 3
