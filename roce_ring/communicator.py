@@ -22,15 +22,15 @@ _FULL_UPTO_BYTES = 32768  # measured over shm on 2 cores, docs/results; until a 
 
 
 class AllReduce:
-    """Sums, gathers and scatters tensors over `world` ranks. Every rank makes the same calls, in the same order, with tensors
-    of the same shape and dtype.
+    """Sums, gathers and scatters tensors over `world` ranks. Every rank makes the same calls, in the same order, with
+    tensors of the same shape and dtype.
 
     Takes C-contiguous numpy arrays and torch CPU tensors of float32, float16 and bfloat16 (all-gather: any dtype), of 1
     element up to `settings.max_bytes` (`gather_bytes` for all-gather shards, which defaults to max_bytes here), at any
     alignment. The result has the same bits on every rank and on every repeat.
 
-    Collective constructor: raises SetupError on all ranks, naming every offender, or on none. After a failed operation the
-    communicator stays failed on all ranks until reset()."""
+    Collective constructor: raises SetupError on all ranks, naming every offender, or on none. After a failed operation
+    the communicator stays failed on all ranks until reset()."""
 
     def __init__(
         self,
@@ -77,7 +77,8 @@ class AllReduce:
     # ---- what it takes ----
 
     def should_all_reduce(self, x: Any) -> bool:
-        """Whether all_reduce takes `x`. Depends on dtype, size, contiguity and device only, so all ranks answer alike."""
+        """Whether all_reduce takes `x`. Depends on dtype, size, contiguity and device only, so all ranks answer
+        alike."""
         try:
             return self._refusal(describe(x), self.settings.max_bytes) is None
         except UnsupportedError:
@@ -118,7 +119,8 @@ class AllReduce:
         t, wanted = describe(out), describe(x)
         if (t.shape, t.dtype, t.device, t.contiguous, t.writable) != (shape, wanted.dtype, wanted.device, True, True):
             raise UnsupportedError(
-                f"{what}: out is {t.dtype}{list(t.shape)} on {t.device}, expected a contiguous writable {wanted.dtype}{list(shape)} on {wanted.device}"
+                f"{what}: out is {t.dtype}{list(t.shape)} on {t.device}, "
+                f"expected a contiguous writable {wanted.dtype}{list(shape)} on {wanted.device}"
             )
         return out, t
 
@@ -127,8 +129,8 @@ class AllReduce:
     def all_reduce(self, x: Any, out: Any = None, *, mode: str | None = None, fp32_partials: bool = False) -> Any:
         """The sum of x over all ranks, in `out` (same shape and dtype; may be x itself), or in a new tensor.
 
-        `mode`: one of modes.modes(); None takes the settings' (by default the best for the size). `fp32_partials`: modes
-        that pass partial sums on carry a 16-bit dtype's as fp32, for twice the bytes and one rounding."""
+        `mode`: one of modes.modes(); None takes the settings' (by default the best for the size).
+        `fp32_partials`: modes that pass partial sums on carry a 16-bit dtype's as fp32, for twice the bytes and one rounding."""
         t = self._checked(x, self.settings.max_bytes, "all_reduce")
         out, to = self._out(x, out, t.shape, "all_reduce")
         chosen = mode_by_name(mode or self.choose_mode(t.bytes), self.world)
@@ -149,7 +151,7 @@ class AllReduce:
         t = self._checked(x, self.settings.max_bytes, "reduce_scatter")
         if not t.shape or t.shape[0] % self.world:
             raise UnsupportedError(
-                f"reduce_scatter: the first dimension of {list(t.shape)} is not a multiple of the world of {self.world}"
+                f"reduce_scatter: the first dimension of {list(t.shape)} is no multiple of the world of {self.world}"
             )
         out, to = self._out(x, out, (t.shape[0] // self.world, *t.shape[1:]), "reduce_scatter")
         op = self.session.op()
@@ -168,7 +170,8 @@ class AllReduce:
         extents = list(sizes) if sizes is not None else [t.shape[dim]] * self.world
         if len(extents) != self.world or min(extents) < 0 or extents[self.rank] != t.shape[dim]:
             raise UnsupportedError(
-                f"all_gather: sizes {extents} do not fit: expected {self.world} sizes of which number {self.rank} is {t.shape[dim]}"
+                f"all_gather: sizes {extents} do not fit: "
+                f"expected {self.world} sizes of which number {self.rank} is {t.shape[dim]}"
             )
         rows = 1
         for one in t.shape[:dim]:
@@ -217,19 +220,19 @@ class AllReduce:
     # ---- life ----
 
     def check(self) -> None:
-        """Raises what ended the session, if it has ended; never waits. Call it after work that did not raise by itself."""
+        """Raises what ended the session, if it has ended; never waits. For work that did not raise by itself."""
         self.session.check()
 
     def reset(self) -> None:
-        """Collective: a new session over the same exchange, with new memory and connections. The only way on after an abort.
-        Ranks that died must have been replaced by a new exchange instead."""
+        """Collective: a new session over the same exchange, with new memory and connections. The only way on after an
+        abort. Ranks that died must have been replaced by a new exchange instead."""
         self._same_process()
         self.session.close()
         self.session = Session(self._exchange, self.settings, self._topology, serve=self._serve)
 
     def close(self) -> None:
-        """Says good-bye and gives everything back. Peers that still need this rank fail with PeerClosed. A forked child has
-        nothing to give back: there it does nothing."""
+        """Says good-bye and gives everything back. Peers that still need this rank fail with PeerClosed. A forked child
+        has nothing to give back: there it does nothing."""
         if os.getpid() != self._pid:
             return
         self.session.close()
@@ -241,3 +244,16 @@ class AllReduce:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _topology(exchange: Exchange, settings: Settings) -> Topology:
+    """A rank whose plan cannot be read must not leave the others waiting: the outcome is shared first."""
+    found: Topology | None = None
+    error: str | None = None
+    try:
+        found = Topology.from_settings(settings, exchange.rank, exchange.world)
+    except RoceRingError as failed:
+        error = str(failed)
+    gather_errors(exchange, error)
+    assert found is not None  # gather_errors raised otherwise
+    return found

@@ -11,8 +11,8 @@ from .native import native
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """`raw`: raw contributions meet (fp32 sums in rank order, one rounding). `partials`: partial sums travel. `forwarding`:
-    0 = ring neighbours suffice, 4 = they suffice in a world of 4, 1 = every two ranks need a path."""
+    """`raw`: raw contributions meet (fp32 sums in rank order, one rounding). `partials`: partial sums travel.
+    `forwarding`: 0 = ring neighbours suffice, 4 = they suffice in a world of 4, 1 = every two ranks need a path."""
 
     value: int
     name: str

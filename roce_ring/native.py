@@ -1,5 +1,5 @@
-"""The two C libraries, by ctypes. Every struct view here is checked, field by field, against the tables that the libraries
-carry: a wheel whose Python and C parts differ refuses to load."""
+"""The two C libraries, by ctypes. Every struct view here is checked, field by field, against the tables that the
+libraries carry: a wheel whose Python and C parts differ refuses to load."""
 
 from __future__ import annotations
 
@@ -80,7 +80,8 @@ class Stats(ct.Structure):
         *(
             (name, _u64)
             for name in (
-                "abort_word", "commands", "commands_asleep", "ops", "writes_posted", "writes_completed", "bytes_written",
+                "abort_word", "commands", "commands_asleep", "ops", "writes_posted", "writes_completed",
+                "bytes_written",
                 "window_stalls", "queue_stalls", "polls", "empty_polls", "naps", "stale_completions", "late_reports",
                 "longest_late_ms", "longest_loop_gap_us", "events_lost", "seq_started", "seq_done", "seq_posted",
                 "seq_completed", "idle_spins",
@@ -180,8 +181,8 @@ VIEWS: dict[str, type[ct.Structure]] = {
 
 
 def layout_problems(table: str, views: dict[str, type[ct.Structure]]) -> list[str]:
-    """Compares "struct field offset bytes" lines with the views; one sentence per difference, and per view or field of a
-    view that the table does not know."""
+    """Compares "struct field offset bytes" lines with the views; one sentence per difference, and per view or field of
+    a view that the table does not know."""
     problems, told = [], set()
     for line in table.splitlines():
         struct, field, offset, size = line.split()

@@ -1,5 +1,5 @@
-"""One rank's session: a region, a proxy thread, the kernels' state, and a control endpoint. It lives from the first meeting
-of all ranks to close(), and never recovers from an abort: AllReduce.reset() builds a new one."""
+"""One rank's session: a region, a proxy thread, the kernels' state, and a control endpoint. It lives from the first
+meeting of all ranks to close(), and never recovers from an abort: AllReduce.reset() builds a new one."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from itertools import pairwise
 
 from . import __version__
 from .control.model import (
@@ -28,7 +29,21 @@ from .control.model import (
 )
 from .errors import PeerClosed, PeerDead, PeerTimeout, RoceRingError, SessionAborted, SetupError
 from .exchange import Exchange, agree, gather_errors
-from .native import EVENT_KINDS, HELLO_BYTES, NOBODY, PROVIDERS, STATES, Config, DeviceState, Event, Layout, Op, Stats, call, native
+from .native import (
+    EVENT_KINDS,
+    HELLO_BYTES,
+    NOBODY,
+    PROVIDERS,
+    STATES,
+    Config,
+    DeviceState,
+    Event,
+    Layout,
+    Op,
+    Stats,
+    call,
+    native,
+)
 from .settings import Settings
 from .topology import Topology
 
@@ -37,8 +52,8 @@ log = logging.getLogger(__name__)
 MEETING_S = 60.0
 _PUMP_S = 0.05
 _EVENTS_KEPT = 512
-# Where threads outnumber cores a waiting thread must give its core away at once, and a proxy that polls on an empty ring only
-# steals from its own rank: a few rounds of the scheduler, then a nap that the kernel's doorbell ends.
+# Where threads outnumber cores a waiting thread must give its core away at once, and a proxy that polls on an empty
+# ring only steals from its own rank: a few rounds of the scheduler, then a nap that the kernel's doorbell ends.
 _CROWDED_SPINS = 50
 _IDLE_SPINS = 20_000_000
 _KERNEL_SPINS = 2000
@@ -46,8 +61,8 @@ _REPORT_NS = 20_000_000  # a wait shorter than this is nobody's business
 
 
 class Session:
-    """Collective constructor: every rank makes one at the same time, with the same settings. Raises SetupError on all ranks,
-    naming every offender, or on none."""
+    """Collective constructor: every rank makes one at the same time, with the same settings. Raises SetupError on all
+    ranks, naming every offender, or on none."""
 
     def __init__(
         self, exchange: Exchange, settings: Settings, topology: Topology, *, first_seq: int = 0, serve: bool = True
@@ -136,7 +151,10 @@ class Session:
             cpu=s.proxy_cpu,
         )
         setattr(config, "yield", int(self.crowded))
-        config.session[:] = [int.from_bytes(self.session_id[:8], "little"), int.from_bytes(self.session_id[8:], "little")]
+        config.session[:] = [
+            int.from_bytes(self.session_id[:8], "little"),
+            int.from_bytes(self.session_id[8:], "little"),
+        ]
         config.order[: self.world] = list(t.order)
         for peer, ways in enumerate(t.paths):
             config.paths[peer] = len(ways)
@@ -200,11 +218,14 @@ class Session:
         return op
 
     def run(self, op: Op, blocks: int = 1, threads: int = 1) -> None:
-        """Runs one collective on CPU threads, to its end. Raises SessionAborted (or a subclass) if it could not finish."""
+        """Runs one collective on CPU threads, to its end. Raises SessionAborted (or a subclass) if it could not
+        finish."""
         self._native.kernels.rr_op_seal(ct.byref(op))
         with self._lock:
             if self._proxy is None or self._drained.is_set():
-                raise RoceRingError("closed", f"rank {self.rank}'s session is {'closed' if self._proxy is None else 'draining'}")
+                raise RoceRingError(
+                    "closed", f"rank {self.rank}'s session is {'closed' if self._proxy is None else 'draining'}"
+                )
             result = self._native.kernels.rr_cpu_run(ct.byref(op), blocks, threads)
         if result == 2:
             refusal = self._native.kernels.rr_cpu_refusal(ct.byref(op))
@@ -218,7 +239,8 @@ class Session:
             return int(self._native.proxy.rr_proxy_abort_word(self._proxy)) if self._proxy else 0
 
     def check(self, wait_s: float = 0.0) -> None:
-        """Raises if the session is over. `wait_s`: how long the proxy may take to turn a kernel's fault into a verdict."""
+        """Raises if the session is over. `wait_s`: how long the proxy may take to turn a kernel's fault into a
+        verdict."""
         deadline = time.monotonic() + wait_s
         while not (word := self.abort_word()):
             if time.monotonic() >= deadline:
@@ -234,7 +256,9 @@ class Session:
         sentence = kind.meaning if who is None else f"rank {who}: {kind.meaning}"
         if self._abort_note:
             sentence += f" ({self._abort_note})"
-        cls = {"PEER_DEAD": PeerDead, "PEER_CLOSED": PeerClosed, "PEER_TIMEOUT": PeerTimeout}.get(kind.name, SessionAborted)
+        cls = {"PEER_DEAD": PeerDead, "PEER_CLOSED": PeerClosed, "PEER_TIMEOUT": PeerTimeout}.get(
+            kind.name, SessionAborted
+        )
         return cls(kind.name.lower(), f"{sentence}; seen by rank {self.rank} at operation {seq}", kind.hint, who)
 
     # ---- events ----
@@ -386,13 +410,13 @@ class Session:
 
     def memory(self) -> tuple[MemoryPart, ...]:
         """The region's parts in bytes, in the layout's order; their sum is the region."""
-        l = self.layout
+        at = self.layout
         marks = [
-            ("header", 0), ("command ring", l.commands), ("abort, kernel and progress lines", l.abort),
-            ("notices and waits", l.notices), ("flags", l.flags), ("flight recorder", l.records),
-            ("send slots", l.send), ("receive slots", l.recv), ("", l.region_bytes),
+            ("header", 0), ("command ring", at.commands), ("abort, kernel and progress lines", at.abort),
+            ("notices and waits", at.notices), ("flags", at.flags), ("flight recorder", at.records),
+            ("send slots", at.send), ("receive slots", at.recv), ("", at.region_bytes),
         ]  # fmt: skip
-        return tuple(MemoryPart(name, end - at) for (name, at), (_, end) in zip(marks, marks[1:], strict=False))
+        return tuple(MemoryPart(name, end - begin) for (name, begin), (_, end) in pairwise(marks))
 
     def set_idle(self, idle_spins: int | None, nap_us: int | None) -> IdlePolicy:
         raw = self._read_stats()
@@ -431,7 +455,8 @@ class Session:
     # ---- going down ----
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Finishes what was posted, tells the peers, and gives everything back. Safe to call twice and from any state."""
+        """Finishes what was posted, tells the peers, and gives everything back. Safe to call twice and from any
+        state."""
         server, self._server = self._server, None
         if server is not None:
             server.close()  # type: ignore[attr-defined]

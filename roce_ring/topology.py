@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path as FilePath
 
 from .errors import ConfigError
 from .native import MAX_PATHS, MAX_WORLD
+from .settings import Settings
+
+_PLAN_AGAIN = "plan again: roce-ring plan FACTS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +22,8 @@ class Path:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """`order`: rank at each ring position. `paths[p]`: ways from this rank to rank p, in the order both ends agree on."""
+    """`order`: rank at each ring position. `paths[p]`: ways from this rank to rank p, in the order both ends agree
+    on."""
 
     rank: int
     order: tuple[int, ...]
@@ -41,7 +46,7 @@ class Topology:
             if peer != self.rank and not 1 <= len(ways) <= MAX_PATHS:
                 problems.append(f"{len(ways)} paths to rank {peer}, expected 1 to {MAX_PATHS}")
         if problems:
-            raise ConfigError("; ".join(problems), "plan again: roce-ring plan FACTS")
+            raise ConfigError("; ".join(problems), _PLAN_AGAIN)
 
     @property
     def world(self) -> int:
@@ -52,3 +57,79 @@ class Topology:
         """Everybody reaches everybody directly, over `paths` paths; ring order is rank order."""
         ways = tuple(Path() for _ in range(paths))
         return cls(rank, tuple(range(world)), tuple(() if p == rank else ways for p in range(world)))
+
+    @classmethod
+    def from_settings(cls, settings: Settings, rank: int, world: int) -> Topology:
+        """What the environment says: a plan file, or the planner's environment line (HCAs and peer maps), or
+        neither."""
+        of_maps = _from_maps(settings.hca, settings.peer_hca_maps, rank, world) if settings.peer_hca_maps else None
+        if not settings.plan:
+            return of_maps or cls.local(rank, world)
+        of_plan = _from_plan(settings.plan, rank, world)
+        if of_maps and (of_maps.hcas, of_maps.paths) != (of_plan.hcas, of_plan.paths):
+            raise ConfigError(
+                f"ROCE_RING_PEER_HCA_MAPS says something else than plan {settings.plan} for rank {rank}",
+                "unset one of them, or use the environment line that this plan printed",
+            )
+        return of_plan
+
+
+def _from_plan(file: str, rank: int, world: int) -> Topology:
+    from .mesh.finding import Refused
+    from .mesh.loading import load_plan
+
+    try:
+        plan = load_plan(FilePath(file))
+    except Refused as refused:
+        raise ConfigError(f"plan {file} cannot be used: {refused}") from refused
+    if len(plan.hosts) != world:
+        raise ConfigError(f"plan {file} is for {len(plan.hosts)} ranks, this world has {world}", _PLAN_AGAIN)
+    ways: list[list[Path]] = [[] for _ in range(world)]
+    for path in plan.paths:
+        if path.source == rank:
+            ways[path.target].append(Path(path.source_hca, path.hops))
+    hcas = tuple(hca.rdma for hca in plan.nodes[rank].hcas)
+    return Topology(rank, plan.ring, tuple(map(tuple, ways)), hcas, plan.hash)
+
+
+def _from_maps(hca: str, text: str, rank: int, world: int) -> Topology:
+    """The planner's map has no hops, but up to a world of four they follow from it: HCA 2 * plane + port, and only
+    neighbours are reached through one port on both planes. Larger worlds need the plan itself."""
+    hcas = tuple(hca.split(",")) if hca else ()
+    maps = []
+    for section in text.split(";"):
+        items = (item.split("=") for item in section.split(","))
+        maps.append({int(peer): tuple(map(int, ways.split("/"))) for peer, ways in items})
+    if len(maps) != world:
+        raise ConfigError(f"peer_hca_maps has {len(maps)} sections, this world has {world} ranks", _PLAN_AGAIN)
+    for one, section_map in enumerate(maps):
+        if sorted(section_map) != [p for p in range(world) if p != one]:
+            raise ConfigError(
+                f"section {one} of peer_hca_maps names ranks {sorted(section_map)}, expected every rank but {one}",
+                _PLAN_AGAIN,
+            )
+    most = max(max(ways) for ways in maps[rank].values())
+    if most >= len(hcas):
+        raise ConfigError(
+            f"peer_hca_maps uses HCA {most}, but hca lists {len(hcas)}",
+            "set ROCE_RING_HCA from the same environment line",
+        )
+    if world > 4:
+        raise ConfigError(
+            f"in a world of {world} peer_hca_maps alone does not say who is how far",
+            "set ROCE_RING_PLAN to the plan.json that roce-ring plan --out wrote",
+        )
+    beside = [{p for p, ways in one.items() if len({way % 2 for way in ways}) == 1} for one in maps]
+    order = [0]
+    while len(order) < world:
+        onward = sorted((p for p in beside[order[-1]] if p not in order), key=lambda p: min(maps[order[-1]][p]) % 2)
+        if not onward or (world == 4 and len(beside[order[-1]]) > 2):
+            raise ConfigError(
+                "peer_hca_maps does not form a ring",
+                "set ROCE_RING_PLAN to the plan.json that roce-ring plan --out wrote",
+            )
+        order.append(onward[0])
+    paths = tuple(
+        tuple(Path(way, 1 if p in beside[rank] else 2) for way in maps[rank].get(p, ())) for p in range(world)
+    )
+    return Topology(rank, tuple(order), paths, hcas)
