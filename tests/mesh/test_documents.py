@@ -39,7 +39,7 @@ def test_sixteen_nodes_are_planned_quickly() -> None:
 
 
 def _timed(inventory: object) -> float:
-    begin = time.perf_counter()
+    begin = time.process_time()
     plan, _ = make_plan(inventory)  # type: ignore[arg-type]
     environment(plan)
-    return time.perf_counter() - begin
+    return time.process_time() - begin

@@ -44,7 +44,7 @@ def attempt(raw: Any) -> None:
     assert list(report.refusal(findings))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_any_value_anywhere(data: st.DataObject) -> None:
     """Replace or remove up to three values of a good document by anything."""
@@ -64,7 +64,7 @@ def test_any_value_anywhere(data: st.DataObject) -> None:
     attempt(raw)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_any_cabling(data: st.DataObject) -> None:
     """Shuffle, repeat and drop addresses among all ports of a ring: a plan or findings."""

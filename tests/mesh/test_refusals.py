@@ -333,6 +333,6 @@ def test_two_mistakes_get_two_changes() -> None:
 def test_a_large_wrong_ring_is_judged_quickly() -> None:
     """Looking for the change that mends sixteen nodes must not feel like a hang."""
     loops = [(((base + i), 0), (base + (i + 1) % 8, 1)) for base in (0, 8) for i in range(8)]
-    begin = time.perf_counter()
+    begin = time.process_time()
     assert "exchange the cable ends" in refusal(document(16, loops))[0].fix
-    assert time.perf_counter() - begin < 3
+    assert time.process_time() - begin < 3
