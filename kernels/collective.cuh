@@ -1,17 +1,19 @@
 /* The steps every collective is made of: begin, publish, wait, end.
  *
  * Two slots. Operation k uses slot k % 2 of the send area, the receive area and the flags. They are enough because
- *   - every message of an operation is waited for by its receiver within that operation (empty chunks send their flag too), and
+ *   - every message of an operation is waited for by its receiver within that operation (empty chunks send their flag
+ * too), and
  *   - every rank's last wait of operation k depends, directly or through others, on every other rank having begun k.
- * A rank that begins k + 2 has finished k + 1, so every rank had begun k + 1, so every rank had finished k: nobody still reads
- * slot k % 2, and everything this rank sent from it has landed. tests/kernels picks the fastest rank always and checks it.
+ * A rank that begins k + 2 has finished k + 1, so every rank had begun k + 1, so every rank had finished k: nobody
+ * still reads slot k % 2, and everything this rank sent from it has landed. tests/kernels picks the fastest rank always
+ * and checks it.
  *
- * Blocks. Block 0 polls flags, one thread per (source, path); it hands the result to the other blocks through device memory,
- * because polling the host from every block costs more than the hand-over (12.7 against 23-48 us at 4 KiB on an H200). All
- * blocks must be resident at once.
+ * Blocks. Block 0 polls flags, one thread per (source, path); it hands the result to the other blocks through device
+ * memory, because polling the host from every block costs more than the hand-over (12.7 against 23-48 us at 4 KiB on an
+ * H200). All blocks must be resident at once.
  *
- * Failure. A wait that fails sets the fault word and every block leaves through the same barriers as on the good path; the
- * output is undefined. Later launches leave at their first wait, because the abort word stays set.
+ * Failure. A wait that fails sets the fault word and every block leaves through the same barriers as on the good path;
+ * the output is undefined. Later launches leave at their first wait, because the abort word stays set.
  */
 #ifndef ROCE_RING_COLLECTIVE_CUH
 #define ROCE_RING_COLLECTIVE_CUH
@@ -24,7 +26,9 @@ RR_FN bool rr_aborted(const rr_ctx &c) {
     return rr_load_relaxed_sys((const uint64_t *)(rr_region(c) + c.op->layout.abort)) != 0;
 }
 
-RR_FN rr_kernel_line *rr_kernel_line_of(const rr_ctx &c) { return (rr_kernel_line *)(rr_region(c) + c.op->layout.kernel); }
+RR_FN rr_kernel_line *rr_kernel_line_of(const rr_ctx &c) {
+    return (rr_kernel_line *)(rr_region(c) + c.op->layout.kernel);
+}
 
 RR_FN void rr_begin(rr_ctx &c) {
     c.seq = rr_state_of(c)->seq + 1; /* stable for the whole launch: only the last block out moves it */
@@ -34,8 +38,8 @@ RR_FN void rr_begin(rr_ctx &c) {
 }
 
 /* One thread: stores a command and then, with release order, its commit word. */
-RR_FN void rr_publish_now(const rr_ctx &c, uint32_t op, uint32_t phase, uint32_t wave, uint32_t peers, uint64_t src, uint64_t dst,
-                          uint64_t bytes, uint64_t chunk) {
+RR_FN void rr_publish_now(const rr_ctx &c, uint32_t op, uint32_t phase, uint32_t wave, uint32_t peers, uint64_t src,
+                          uint64_t dst, uint64_t bytes, uint64_t chunk) {
     uint64_t index = rr_state_of(c)->commands + c.commands;
     uint64_t *to = (uint64_t *)((rr_command *)(rr_region(c) + c.op->layout.commands) + index % RR_COMMANDS);
     /* The words of rr_command after `commit`, in the layout that layout.h asserts. */
@@ -62,7 +66,8 @@ RR_FN bool rr_arrive(rr_ctx &c) {
     return !rr_aborted(c);
 }
 
-/* Tells the proxy why this kernel gave up. The first fault of a session stands; one block, so a plain look is enough. */
+/* Tells the proxy why this kernel gave up. The first fault of a session stands; one block, so a plain look is enough.
+ */
 RR_FN void rr_fault(const rr_ctx &c, uint32_t reason, uint32_t src, uint32_t phase, uint32_t path) {
     uint64_t *fault = &rr_kernel_line_of(c)->fault;
     if (!rr_load_relaxed_sys(fault)) rr_store_release_sys(fault, RR_ABORT_WORD(reason, src, phase, path, c.seq));
@@ -71,8 +76,10 @@ RR_FN void rr_fault(const rr_ctx &c, uint32_t reason, uint32_t src, uint32_t pha
 /* Polls one flag until it says `seq`. Bounded by time, by the abort word and by its own sanity. */
 RR_FN bool rr_poll_flag(const rr_ctx &c, uint32_t src, uint32_t phase, uint32_t path) {
     const rr_layout &l = c.op->layout;
-    const uint64_t *flag = (const uint64_t *)(rr_region(c) + rr_flag_offset(l.flags, (uint32_t)l.phases, src, rr_slot(c), phase, path));
-    uint64_t *shown = (uint64_t *)(rr_region(c) + l.waits) + ((uint64_t)src * RR_MAX_PATHS + path) * (sizeof(rr_wait_line) / 8);
+    const uint64_t *flag =
+        (const uint64_t *)(rr_region(c) + rr_flag_offset(l.flags, (uint32_t)l.phases, src, rr_slot(c), phase, path));
+    uint64_t *shown =
+        (uint64_t *)(rr_region(c) + l.waits) + ((uint64_t)src * RR_MAX_PATHS + path) * (sizeof(rr_wait_line) / 8);
     uint64_t expected = RR_FLAG_VALUE(c.seq, c.op->digest), began = 0;
     bool showing = false, ok = true;
     for (uint32_t polls = 1;; polls++) {
@@ -110,8 +117,8 @@ RR_FN bool rr_poll_flag(const rr_ctx &c, uint32_t src, uint32_t phase, uint32_t 
 struct rr_expect {
     uint32_t peers; /* mask of sources */
     uint32_t phase;
-    uint64_t bytes;     /* from each source, or of the whole payload if chunk is set */
-    uint64_t chunk;     /* nonzero: source p sends its chunk p of `bytes` */
+    uint64_t bytes; /* from each source, or of the whole payload if chunk is set */
+    uint64_t chunk; /* nonzero: source p sends its chunk p of `bytes` */
 };
 
 RR_FN uint32_t rr_expected_paths(const rr_ctx &c, const rr_expect &e, uint32_t src) {
@@ -146,8 +153,8 @@ RR_FN bool rr_poll_ready(const rr_ctx &c) {
     }
 }
 
-/* Block 0, thread 0: have all blocks of this launch arrived in this round? Peers' data can be here before our own blocks have
- * read their input, and the output may be the input. */
+/* Block 0, thread 0: have all blocks of this launch arrived in this round? Peers' data can be here before our own
+ * blocks have read their input, and the output may be the input. */
 RR_FN bool rr_poll_arrived(const rr_ctx &c) {
     uint64_t began = 0;
     for (uint32_t polls = 1; rr_add_dev(&rr_state_of(c)->arrived[c.rounds], 0) != c.blocks; polls++) {
@@ -222,8 +229,8 @@ RR_FN void rr_end(rr_ctx &c) {
 /* ---- publishing: called by all threads, done by one ---- */
 
 /* After this round's payload was written by all blocks. Every round publishes once and is closed once. */
-RR_FN void rr_publish(rr_ctx &c, uint32_t op, uint32_t phase, uint32_t wave, uint32_t peers, uint64_t src, uint64_t dst, uint64_t bytes,
-                      uint64_t chunk) {
+RR_FN void rr_publish(rr_ctx &c, uint32_t op, uint32_t phase, uint32_t wave, uint32_t peers, uint64_t src, uint64_t dst,
+                      uint64_t bytes, uint64_t chunk) {
     if (rr_arrive(c)) rr_publish_now(c, op, phase, wave, peers, src, dst, bytes, chunk);
     c.commands++;
 }
@@ -249,8 +256,10 @@ template <typename T, uint32_t N> RR_FN void rr_load_in(const rr_ctx &c, uint64_
 #endif
 }
 
-/* Output element type T at any address: tiles go to the user's tensor, which may not even be aligned to its elements (CPU). */
-template <typename T, uint32_t N> RR_FN void rr_store_out(const rr_ctx &c, uint64_t at, const float (&v)[N], uint32_t n) {
+/* Output element type T at any address: tiles go to the user's tensor, which may not even be aligned to its elements
+ * (CPU). */
+template <typename T, uint32_t N>
+RR_FN void rr_store_out(const rr_ctx &c, uint64_t at, const float (&v)[N], uint32_t n) {
     uint8_t *to = (uint8_t *)c.op->out + at * sizeof(T);
 #if !RR_GPU
     if ((uint64_t)to % alignof(T)) {

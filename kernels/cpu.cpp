@@ -1,4 +1,5 @@
-// The kernels, built for one CPU instruction set (RR_CPU_ISA). The same source as the GPU's; see cpu_run.cpp for the executor.
+// The kernels, built for one CPU instruction set (RR_CPU_ISA). The same source as the GPU's; see cpu_run.cpp for the
+// executor.
 #include "cpu.h"
 #include "run.cuh"
 
@@ -7,19 +8,29 @@
 
 template <typename T> static void run(rr_ctx &c) {
     switch (c.op->kind) {
-    case RR_ALL_GATHER: rr_all_gather(c); break;
-    case RR_REDUCE_SCATTER: rr_reduce_scatter<T>(c); break;
+    case RR_ALL_GATHER:
+        rr_all_gather(c);
+        break;
+    case RR_REDUCE_SCATTER:
+        rr_reduce_scatter<T>(c);
+        break;
     default:
-        if (c.op->mode == RR_MODE_FULL || c.op->mode == RR_MODE_FULL_PHASED) rr_full<T>(c);
-        else if (c.op->mode == RR_MODE_PAYLOAD_RSAG || c.op->mode == RR_MODE_PAYLOAD_RSAG_PHASED) rr_rsag<T>(c);
-        else rr_lanes<T>(c);
+        if (c.op->mode == RR_MODE_FULL || c.op->mode == RR_MODE_FULL_PHASED)
+            rr_full<T>(c);
+        else if (c.op->mode == RR_MODE_PAYLOAD_RSAG || c.op->mode == RR_MODE_PAYLOAD_RSAG_PHASED)
+            rr_rsag<T>(c);
+        else
+            rr_lanes<T>(c);
     }
 }
 
 extern "C" bool RR_JOIN(rr_cpu_thread_, RR_CPU_ISA)(const rr_op *op, rr_cpu_place place) {
     rr_ctx c = {op, place.tid, place.threads, place.block, place.blocks, 0, 0, 0, false, place.barrier};
-    if (op->dtype == RR_FLOAT16) run<rr_f16>(c);
-    else if (op->dtype == RR_BFLOAT16) run<rr_bf16>(c);
-    else run<rr_f32>(c);
+    if (op->dtype == RR_FLOAT16)
+        run<rr_f16>(c);
+    else if (op->dtype == RR_BFLOAT16)
+        run<rr_bf16>(c);
+    else
+        run<rr_f32>(c);
     return !c.failed;
 }

@@ -19,7 +19,8 @@ typedef bool (*thread_fn)(const rr_op *, rr_cpu_place);
 
 static bool have_v3() {
 #ifdef RR_CPU_HAVE_V3
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("f16c");
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") &&
+           __builtin_cpu_supports("f16c");
 #else
     return false;
 #endif
@@ -60,8 +61,8 @@ extern "C" uint64_t rr_cpu_clock_ns(void) {
     return (uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec;
 }
 
-// Polls without a yield where cores are plenty (spins > 0); yields where they are not; sleeps once it is clear that nobody is
-// in a hurry. 4096 looks without a flag are over a millisecond of yields.
+// Polls without a yield where cores are plenty (spins > 0); yields where they are not; sleeps once it is clear that
+// nobody is in a hurry. 4096 looks without a flag are over a millisecond of yields.
 extern "C" void rr_cpu_relax_slowly(uint32_t polls, uint32_t spins) {
     if (polls > spins + 4096) {
         timespec t = {0, 50000};
@@ -115,7 +116,8 @@ extern "C" int rr_cpu_run(const rr_op *op, uint32_t blocks, uint32_t threads) {
     pthread_t ids[RR_CPU_MAX_THREADS];
     uint32_t all = blocks * threads, created = 1, gate = GATE_SHUT;
     for (uint32_t i = 0; i < blocks; i++) barriers[i].threads = threads;
-    for (uint32_t i = 0; i < all; i++) jobs[i] = job{op, {i % threads, threads, i / threads, blocks, &barriers[i / threads]}, &gate, false};
+    for (uint32_t i = 0; i < all; i++)
+        jobs[i] = job{op, {i % threads, threads, i / threads, blocks, &barriers[i / threads]}, &gate, false};
     while (created < all && !pthread_create(&ids[created], nullptr, job_main, &jobs[created])) created++;
     __atomic_store_n(&gate, created == all ? GATE_OPEN : GATE_CANCEL, __ATOMIC_RELEASE);
     job_main(&jobs[0]);
@@ -134,7 +136,7 @@ extern "C" const char *rr_op_table(void) {
 }
 
 extern "C" const char *rr_mode_table(void) {
-#define RR_MODE(name, value, raw, forwarding, power_of_two, partials, meaning)                                                   \
+#define RR_MODE(name, value, raw, forwarding, power_of_two, partials, meaning)                                         \
     #value " " #name " " #raw " " #forwarding " " #power_of_two " " #partials " " meaning "\n"
     return
 #include "modes.def"

@@ -1,7 +1,7 @@
 /* The machine under the collectives: threads, blocks, clock, loads and stores that others can see.
  *
- * Two machines. CUDA: a thread is a thread. CPU: the same source with a "grid" of pthreads, by default one block of one thread;
- * tests run many under ThreadSanitizer. Everything above this file is written once.
+ * Two machines. CUDA: a thread is a thread. CPU: the same source with a "grid" of pthreads, by default one block of one
+ * thread; tests run many under ThreadSanitizer. Everything above this file is written once.
  *
  * Scopes: _sys = proxy, NIC and peers; _dev = other blocks of the same launch.
  */
@@ -58,17 +58,23 @@ RR_FN uint64_t rr_load_relaxed_sys(const uint64_t *p) {
     asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
     return v;
 }
-RR_FN void rr_store_relaxed_sys(uint64_t *p, uint64_t v) { asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory"); }
-RR_FN void rr_store_release_sys(uint64_t *p, uint64_t v) { asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory"); }
+RR_FN void rr_store_relaxed_sys(uint64_t *p, uint64_t v) {
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+RR_FN void rr_store_release_sys(uint64_t *p, uint64_t v) {
+    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
 RR_FN uint64_t rr_load_acquire_dev(const uint64_t *p) {
     uint64_t v;
     asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
     return v;
 }
-RR_FN void rr_store_release_dev(uint64_t *p, uint64_t v) { asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory"); }
+RR_FN void rr_store_release_dev(uint64_t *p, uint64_t v) {
+    asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
 
-/* this block's writes -> whoever sees what the calling thread does next (proxy and NIC included). The block barrier before it
- * gathers the other threads' writes; the fence makes them cumulative. */
+/* this block's writes -> whoever sees what the calling thread does next (proxy and NIC included). The block barrier
+ * before it gathers the other threads' writes; the fence makes them cumulative. */
 RR_FN void rr_fence_block_to_system() { __threadfence_system(); }
 RR_FN uint32_t rr_add_dev(uint32_t *p, uint32_t by) { return atomicAdd(p, by); }
 
@@ -85,11 +91,15 @@ RR_FN void rr_ring_doorbell(const rr_ctx &) {} /* a GPU cannot make a system cal
 /* Peer data: never from a cache line that was filled before the flag was seen. */
 RR_FN rr_pack rr_load_pack(const void *p) {
     rr_pack v;
-    asm volatile("ld.relaxed.sys.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3]) : "l"(p) : "memory");
+    asm volatile("ld.relaxed.sys.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3])
+                 : "l"(p)
+                 : "memory");
     return v;
 }
 RR_FN void rr_store_pack(void *p, const rr_pack &v) {
-    asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(p), "r"(v.w[0]), "r"(v.w[1]), "r"(v.w[2]), "r"(v.w[3]) : "memory");
+    asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(p), "r"(v.w[0]), "r"(v.w[1]), "r"(v.w[2]), "r"(v.w[3])
+                 : "memory");
 }
 #else
 /* ------------------------------------------------------------------ CPU */
@@ -129,7 +139,8 @@ RR_FN void rr_copy(const rr_ctx &c, void *to, const void *from, uint64_t bytes) 
 #if RR_GPU
     uint64_t addresses = (uint64_t)to | (uint64_t)from;
     if (addresses % 16 == 0) {
-        for (uint64_t i = me; i < bytes / 16; i += all) rr_store_pack((uint8_t *)to + i * 16, rr_load_pack((const uint8_t *)from + i * 16));
+        for (uint64_t i = me; i < bytes / 16; i += all)
+            rr_store_pack((uint8_t *)to + i * 16, rr_load_pack((const uint8_t *)from + i * 16));
         uint64_t tail = bytes / 16 * 16;
         for (uint64_t i = tail + me; i < bytes; i += all) ((uint8_t *)to)[i] = ((const volatile uint8_t *)from)[i];
     } else if ((addresses | bytes) % 4 == 0) {
@@ -141,7 +152,8 @@ RR_FN void rr_copy(const rr_ctx &c, void *to, const void *from, uint64_t bytes) 
     }
 #else
     uint64_t slice = rr_round_up((bytes + all - 1) / all, 64), begin = me * slice;
-    if (begin < bytes) memcpy((uint8_t *)to + begin, (const uint8_t *)from + begin, bytes - begin < slice ? bytes - begin : slice);
+    if (begin < bytes)
+        memcpy((uint8_t *)to + begin, (const uint8_t *)from + begin, bytes - begin < slice ? bytes - begin : slice);
 #endif
 }
 

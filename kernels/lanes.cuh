@@ -1,8 +1,10 @@
 /* ring, ring_bidir, halving: partial sums travel. The payload is cut in one or two lanes that run at the same time over
- * different partners; a lane is cut in one chunk per rank, and each chunk has one owner, so all ranks end with the same bits.
+ * different partners; a lane is cut in one chunk per rank, and each chunk has one owner, so all ranks end with the same
+ * bits.
  *
- * P is what a partial sum travels as: T (rounds at every hop) or fp32. With unit roundoff u of T, a T-valued partial adds at
- * most one u * |partial| per hop: N - 1 hops of a ring, log2 N of halving; the error of the fp32 additions is far below.
+ * P is what a partial sum travels as: T (rounds at every hop) or fp32. With unit roundoff u of T, a T-valued partial
+ * adds at most one u * |partial| per hop: N - 1 hops of a ring, log2 N of halving; the error of the fp32 additions is
+ * far below.
  */
 #ifndef ROCE_RING_LANES_CUH
 #define ROCE_RING_LANES_CUH
@@ -10,13 +12,13 @@
 #include "collective.cuh"
 
 struct rr_lane {
-    uint64_t at;    /* first element of the payload */
-    uint64_t count; /* elements */
-    uint64_t each;  /* elements of a full chunk */
-    uint64_t send;  /* region offset of this lane's send buffers */
-    uint64_t recv;  /* and of its receive buffers, the same on every rank */
-    uint32_t phase; /* first phase */
-    uint32_t place; /* ring: our place along the lane's direction. halving: our coordinate */
+    uint64_t at;       /* first element of the payload */
+    uint64_t count;    /* elements */
+    uint64_t each;     /* elements of a full chunk */
+    uint64_t send;     /* region offset of this lane's send buffers */
+    uint64_t recv;     /* and of its receive buffers, the same on every rank */
+    uint32_t phase;    /* first phase */
+    uint32_t place;    /* ring: our place along the lane's direction. halving: our coordinate */
     uint32_t to, from; /* ring: ranks */
 };
 
@@ -34,10 +36,11 @@ RR_FN uint32_t rr_my_position(const rr_ctx &c) {
     return at;
 }
 
-/* Lane `i` of `lanes`. `send_chunks`, `recv_partials` and `recv_results` are how many chunks of each kind its buffers hold. */
+/* Lane `i` of `lanes`. `send_chunks`, `recv_partials` and `recv_results` are how many chunks of each kind its buffers
+ * hold. */
 template <typename T, typename P>
-RR_FN void rr_cut_lanes(const rr_ctx &c, rr_lane *lane, uint32_t lanes, uint32_t send_partials, uint32_t send_results, uint32_t recv_partials,
-                        uint32_t recv_results) {
+RR_FN void rr_cut_lanes(const rr_ctx &c, rr_lane *lane, uint32_t lanes, uint32_t send_partials, uint32_t send_results,
+                        uint32_t recv_partials, uint32_t recv_results) {
     uint64_t first = lanes == 1 ? c.op->count : rr_round_up((c.op->count + 1) / 2, 16 / sizeof(T));
     if (first > c.op->count) first = c.op->count;
     uint64_t send = rr_send_offset(c), recv = rr_recv_offset(c);
@@ -59,7 +62,8 @@ RR_FN rr_expect rr_expect_from(uint32_t src, uint32_t phase, uint64_t bytes) {
 
 /* ------------------------------------------------------------------ ring */
 
-template <typename T, typename P> RR_FN void rr_ring_publish(rr_ctx &c, const rr_lane *lane, uint32_t lanes, uint32_t step) {
+template <typename T, typename P>
+RR_FN void rr_ring_publish(rr_ctx &c, const rr_lane *lane, uint32_t lanes, uint32_t step) {
     uint32_t world = c.op->world;
     bool gathering = step >= world - 1;
     uint32_t t = gathering ? step - (world - 1) : step;
@@ -68,7 +72,9 @@ template <typename T, typename P> RR_FN void rr_ring_publish(rr_ctx &c, const rr
         const rr_lane &l = lane[i];
         uint64_t partial = l.each * sizeof(P), result = l.each * sizeof(T), partials = (world - 1) * partial;
         uint32_t chunk = (l.place + (gathering ? world + 1 : world) - t) % world;
-        uint64_t src = !gathering ? l.send + t * partial : t == 0 ? l.send + partials : l.recv + partials + (t - 1) * result;
+        uint64_t src = !gathering ? l.send + t * partial
+                       : t == 0   ? l.send + partials
+                                  : l.recv + partials + (t - 1) * result;
         uint64_t dst = !gathering ? l.recv + t * partial : l.recv + partials + t * result;
         uint64_t bytes = rr_lane_count(l, chunk, 1) * (gathering ? sizeof(T) : sizeof(P));
         if (publisher) rr_publish_now(c, RR_OP_PUT, l.phase + step, RR_WAVE_ALL, 1u << l.to, src, dst, bytes, 0);
@@ -83,11 +89,13 @@ RR_FN uint32_t rr_ring_chunk(const rr_ctx &c, const rr_lane &l, uint32_t step) {
     return (l.place + world - t + (gathering ? 0 : world - 1)) % world;
 }
 
-template <typename T, typename P> RR_FN bool rr_ring_wait(rr_ctx &c, const rr_lane *lane, uint32_t lanes, uint32_t step) {
+template <typename T, typename P>
+RR_FN bool rr_ring_wait(rr_ctx &c, const rr_lane *lane, uint32_t lanes, uint32_t step) {
     uint64_t size = step >= c.op->world - 1 ? sizeof(T) : sizeof(P);
     rr_expect e[2] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
     for (uint32_t i = 0; i < lanes; i++)
-        e[i] = rr_expect_from(lane[i].from, lane[i].phase + step, rr_lane_count(lane[i], rr_ring_chunk(c, lane[i], step), 1) * size);
+        e[i] = rr_expect_from(lane[i].from, lane[i].phase + step,
+                              rr_lane_count(lane[i], rr_ring_chunk(c, lane[i], step), 1) * size);
     return rr_wait2(c, e[0], e[1]);
 }
 
@@ -122,7 +130,8 @@ template <typename T, typename P> RR_FN void rr_ring_run(rr_ctx &c, uint32_t lan
             uint64_t partial = l.each * sizeof(P), partials = (world - 1) * partial, at = l.at + chunk * l.each;
             if (step >= world - 1) {
                 uint64_t from = l.recv + partials + (step - (world - 1)) * l.each * sizeof(T);
-                rr_copy(c, (uint8_t *)c.op->out + at * sizeof(T), rr_region(c) + from, rr_lane_count(l, chunk, 1) * sizeof(T));
+                rr_copy(c, (uint8_t *)c.op->out + at * sizeof(T), rr_region(c) + from,
+                        rr_lane_count(l, chunk, 1) * sizeof(T));
                 continue;
             }
             const P *from = (const P *)(rr_region(c) + l.recv + step * partial);
@@ -147,15 +156,17 @@ template <typename T, typename P> RR_FN void rr_ring_run(rr_ctx &c, uint32_t lan
 
 /* ------------------------------------------------------------------ halving */
 
-/* Partner of ring position `p` along dimension i. 1 and 3 are the two neighbours in a ring of four; in larger worlds the other
- * dimensions need forwarding. Independent as bit vectors, so they reach every position. */
+/* Partner of ring position `p` along dimension i. 1 and 3 are the two neighbours in a ring of four; in larger worlds
+ * the other dimensions need forwarding. Independent as bit vectors, so they reach every position. */
 RR_FN uint32_t rr_dimension(uint32_t i) { return i == 1 ? 3 : 1u << i; }
 
 /* Bit i: which side of dimension i position `p` is on. Solves p = xor of the dimensions with a set bit. */
 RR_FN uint32_t rr_coordinate(uint32_t p, uint32_t dimensions) { return dimensions < 2 ? p : p ^ (p >> 1 & 1); }
 
 /* Lane 0 walks the dimensions upwards, lane 1 downwards. */
-RR_FN uint32_t rr_dimension_of_step(uint32_t lane, uint32_t step, uint32_t dimensions) { return lane ? dimensions - 1 - step : step; }
+RR_FN uint32_t rr_dimension_of_step(uint32_t lane, uint32_t step, uint32_t dimensions) {
+    return lane ? dimensions - 1 - step : step;
+}
 
 template <typename T, typename P> RR_FN void rr_halving_run(rr_ctx &c) {
     const uint32_t N = rr_tile_of<T>::count;
@@ -185,7 +196,8 @@ template <typename T, typename P> RR_FN void rr_halving_run(rr_ctx &c) {
             rr_lane &l = lane[i];
             uint32_t keep = l.place >> (dimensions - 1 - s) & 1;
             uint32_t peer = c.op->order[position ^ rr_dimension(rr_dimension_of_step(i, s, dimensions))];
-            uint32_t mine = gathering ? low[i] : low[i] + keep * half, theirs = gathering ? low[i] ^ half : low[i] + (1 - keep) * half;
+            uint32_t mine = gathering ? low[i] : low[i] + keep * half,
+                     theirs = gathering ? low[i] ^ half : low[i] + (1 - keep) * half;
             uint64_t partials = (world - 1) * l.each * sizeof(P), src, dst, size = gathering ? sizeof(T) : sizeof(P);
             uint32_t sent = gathering ? mine : theirs, got = gathering ? theirs : mine;
             if (gathering) {
@@ -195,7 +207,8 @@ template <typename T, typename P> RR_FN void rr_halving_run(rr_ctx &c) {
                 dst = l.recv + (world - (world >> s)) * l.each * sizeof(P);
             }
             if (publisher)
-                rr_publish_now(c, RR_OP_PUT, l.phase + step, RR_WAVE_ALL, 1u << peer, src, dst, rr_lane_count(l, sent, half) * size, 0);
+                rr_publish_now(c, RR_OP_PUT, l.phase + step, RR_WAVE_ALL, 1u << peer, src, dst,
+                               rr_lane_count(l, sent, half) * size, 0);
             e[i] = rr_expect_from(peer, l.phase + step, rr_lane_count(l, got, half) * size);
         }
         if (!rr_wait2(c, e[0], e[1])) break;
@@ -206,7 +219,8 @@ template <typename T, typename P> RR_FN void rr_halving_run(rr_ctx &c) {
             T *results = (T *)(rr_region(c) + l.recv + partials);
             if (gathering) {
                 uint64_t first = (uint64_t)(low[i] ^ half) * l.each;
-                rr_copy(c, (uint8_t *)c.op->out + (l.at + first) * sizeof(T), results + first, rr_lane_count(l, low[i] ^ half, half) * sizeof(T));
+                rr_copy(c, (uint8_t *)c.op->out + (l.at + first) * sizeof(T), results + first,
+                        rr_lane_count(l, low[i] ^ half, half) * sizeof(T));
                 low[i] &= ~half;
                 continue;
             }

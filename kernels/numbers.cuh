@@ -1,7 +1,7 @@
 /* fp32, fp16 and bf16 as tiles of floats: what one thread loads, adds and stores at a time.
  *
- * GPU: a tile is one 16-byte pack, in registers. CPU: a few KiB, so that the compiler's vector loops have something to chew on.
- * Rounding is to nearest, ties to even, once per store; NaN stays NaN.
+ * GPU: a tile is one 16-byte pack, in registers. CPU: a few KiB, so that the compiler's vector loops have something to
+ * chew on. Rounding is to nearest, ties to even, once per store; NaN stays NaN.
  */
 #ifndef ROCE_RING_NUMBERS_CUH
 #define ROCE_RING_NUMBERS_CUH
@@ -52,8 +52,10 @@ RR_FN void rr_from_float(float v, rr_f16 *x) {
 /* No hardware conversion: by magic multiplication, which lets the FPU treat subnormals. */
 RR_FN float rr_to_float(rr_f16 x) {
     uint32_t sign = (uint32_t)(x.bits & 0x8000u) << 16, rest = x.bits & 0x7fffu;
-    if (rest >= 0x7c00u) return rr_float_of_bits(sign | 0x7f800000u | (rest & 0x3ffu) << 13 | (rest > 0x7c00u ? 0x400000u : 0));
-    return rr_float_of_bits(sign | rr_bits_of_float(rr_float_of_bits(rest << 13) * rr_float_of_bits(0x77800000u))); /* * 2^112 */
+    if (rest >= 0x7c00u)
+        return rr_float_of_bits(sign | 0x7f800000u | (rest & 0x3ffu) << 13 | (rest > 0x7c00u ? 0x400000u : 0));
+    return rr_float_of_bits(
+        sign | rr_bits_of_float(rr_float_of_bits(rest << 13) * rr_float_of_bits(0x77800000u))); /* * 2^112 */
 }
 RR_FN void rr_from_float(float v, rr_f16 *x) {
     uint32_t bits = rr_bits_of_float(v), sign = bits >> 16 & 0x8000u, rest = bits & 0x7fffffffu;
@@ -137,9 +139,11 @@ template <typename P, uint32_t N> RR_FN void rr_store_tile(P *__restrict__ to, c
 #endif
 
 /* Runs `body(begin, n)` over [0, count) elements in tiles, shared out over all threads of the launch. */
-#define RR_FOR_TILES(c, T, total, begin, n)                                                                                      \
-    for (uint64_t begin = ((uint64_t)(c).block * (c).threads + (c).tid) * rr_tile_of<T>::count, n##_all = (total), n = 0;        \
-         begin < n##_all && (n = n##_all - begin < rr_tile_of<T>::count ? n##_all - begin : rr_tile_of<T>::count, true);         \
+#define RR_FOR_TILES(c, T, total, begin, n)                                                                            \
+    for (uint64_t begin = ((uint64_t)(c).block * (c).threads + (c).tid) * rr_tile_of<T>::count, n##_all = (total),     \
+                  n = 0;                                                                                               \
+         begin < n##_all &&                                                                                            \
+         (n = n##_all - begin < rr_tile_of<T>::count ? n##_all - begin : rr_tile_of<T>::count, true);                  \
          begin += (uint64_t)(c).blocks * (c).threads * rr_tile_of<T>::count)
 
 #endif

@@ -5,8 +5,9 @@
 #include "collective.cuh"
 
 /* Adds N buffers in rank order: `own` for this rank, recv + src * stride for the others. */
-template <typename T> RR_FN void rr_reduce_in_rank_order(rr_ctx &c, const uint8_t *own, const uint8_t *recv, uint64_t stride, uint64_t count,
-                                                         uint64_t out_at, T *also) {
+template <typename T>
+RR_FN void rr_reduce_in_rank_order(rr_ctx &c, const uint8_t *own, const uint8_t *recv, uint64_t stride, uint64_t count,
+                                   uint64_t out_at, T *also) {
     RR_FOR_TILES(c, T, count, begin, n) {
         float sum[rr_tile_of<T>::count];
         for (uint32_t src = 0; src < c.op->world; src++) {
@@ -26,9 +27,12 @@ template <typename T> RR_FN void rr_full(rr_ctx &c) {
     rr_begin(c);
     uint64_t bytes = op->count * sizeof(T), send = rr_send_offset(c), recv = rr_recv_offset(c);
     rr_copy(c, rr_region(c) + send, (const void *)op->in, bytes);
-    rr_publish(c, RR_OP_BROADCAST, 0, rr_wave_of(op), rr_peers(c), send, recv + op->rank * op->layout.slot_bytes, bytes, 0);
+    rr_publish(c, RR_OP_BROADCAST, 0, rr_wave_of(op), rr_peers(c), send, recv + op->rank * op->layout.slot_bytes, bytes,
+               0);
     rr_expect all = {rr_peers(c), 0, bytes, 0};
-    if (rr_wait(c, all)) rr_reduce_in_rank_order<T>(c, rr_region(c) + send, rr_region(c) + recv, op->layout.slot_bytes, op->count, 0, (T *)0);
+    if (rr_wait(c, all))
+        rr_reduce_in_rank_order<T>(c, rr_region(c) + send, rr_region(c) + recv, op->layout.slot_bytes, op->count, 0,
+                                   (T *)0);
     rr_end(c);
 }
 

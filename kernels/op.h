@@ -1,4 +1,5 @@
-/* One launch of a collective: what host code hands to a kernel, on GPU and CPU alike. C ABI; asserted like the layout. */
+/* One launch of a collective: what host code hands to a kernel, on GPU and CPU alike. C ABI; asserted like the layout.
+ */
 #ifndef ROCE_RING_OP_H
 #define ROCE_RING_OP_H
 
@@ -22,8 +23,8 @@ enum rr_mode {
 /* Most rounds of waiting in one operation: one per phase and one for the end. */
 #define RR_MAX_ROUNDS 64
 
-/* Lives in device memory (CPU: process memory), one per session. Only kernels touch it after it was zeroed. Between launches
- * everything but `seq` and `commands` is zero. */
+/* Lives in device memory (CPU: process memory), one per session. Only kernels touch it after it was zeroed. Between
+ * launches everything but `seq` and `commands` is zero. */
 typedef struct rr_device_state {
     uint64_t seq;      /* last finished operation */
     uint64_t commands; /* commands published so far */
@@ -52,57 +53,63 @@ typedef struct rr_op {
     uint32_t dtype;
     uint32_t fp32_partials; /* ring*, halving: carry partial sums of a 16-bit dtype as fp32 */
     uint32_t stripe_min_bytes;
-    uint32_t spins; /* CPU: polls between two looks at the scheduler; 0 = yield on every poll (more threads than cores) */
-    uint32_t digest; /* of everything above that all ranks must share; rr_op_seal() sets it */
+    uint32_t
+        spins; /* CPU: polls between two looks at the scheduler; 0 = yield on every poll (more threads than cores) */
+    uint32_t digest;             /* of everything above that all ranks must share; rr_op_seal() sets it */
     uint8_t order[RR_MAX_WORLD]; /* rank at each ring position */
     uint8_t paths[RR_MAX_WORLD]; /* paths from each peer */
 } rr_op;
 
-#define RR_OP_FIELDS(X)                                                                                                          \
-    X(rr_op, in, 0, 8)                                                                                                           \
-    X(rr_op, out, 8, 8)                                                                                                          \
-    X(rr_op, count, 16, 8)                                                                                                       \
-    X(rr_op, rows, 24, 8)                                                                                                        \
-    X(rr_op, region, 32, 8)                                                                                                      \
-    X(rr_op, state, 40, 8)                                                                                                       \
-    X(rr_op, width, 48, 128)                                                                                                     \
-    X(rr_op, layout, 176, 112)                                                                                                   \
-    X(rr_op, deadline_ns, 288, 8)                                                                                                \
-    X(rr_op, report_ns, 296, 8)                                                                                                  \
-    X(rr_op, world, 304, 4)                                                                                                      \
-    X(rr_op, rank, 308, 4)                                                                                                       \
-    X(rr_op, kind, 312, 4)                                                                                                       \
-    X(rr_op, mode, 316, 4)                                                                                                       \
-    X(rr_op, wave, 320, 4)                                                                                                       \
-    X(rr_op, dtype, 324, 4)                                                                                                      \
-    X(rr_op, fp32_partials, 328, 4)                                                                                              \
-    X(rr_op, stripe_min_bytes, 332, 4)                                                                                           \
-    X(rr_op, spins, 336, 4)                                                                                                      \
-    X(rr_op, digest, 340, 4)                                                                                                     \
-    X(rr_op, order, 344, 16)                                                                                                     \
-    X(rr_op, paths, 360, 16)                                                                                                     \
-    X(rr_device_state, seq, 0, 8)                                                                                                \
-    X(rr_device_state, commands, 8, 8)                                                                                           \
-    X(rr_device_state, ready, 16, 8)                                                                                             \
-    X(rr_device_state, leaving, 24, 4)                                                                                           \
+/* clang-format off */
+#define RR_OP_FIELDS(X) \
+    X(rr_op, in, 0, 8) \
+    X(rr_op, out, 8, 8) \
+    X(rr_op, count, 16, 8) \
+    X(rr_op, rows, 24, 8) \
+    X(rr_op, region, 32, 8) \
+    X(rr_op, state, 40, 8) \
+    X(rr_op, width, 48, 128) \
+    X(rr_op, layout, 176, 112) \
+    X(rr_op, deadline_ns, 288, 8) \
+    X(rr_op, report_ns, 296, 8) \
+    X(rr_op, world, 304, 4) \
+    X(rr_op, rank, 308, 4) \
+    X(rr_op, kind, 312, 4) \
+    X(rr_op, mode, 316, 4) \
+    X(rr_op, wave, 320, 4) \
+    X(rr_op, dtype, 324, 4) \
+    X(rr_op, fp32_partials, 328, 4) \
+    X(rr_op, stripe_min_bytes, 332, 4) \
+    X(rr_op, spins, 336, 4) \
+    X(rr_op, digest, 340, 4) \
+    X(rr_op, order, 344, 16) \
+    X(rr_op, paths, 360, 16) \
+    X(rr_device_state, seq, 0, 8) \
+    X(rr_device_state, commands, 8, 8) \
+    X(rr_device_state, ready, 16, 8) \
+    X(rr_device_state, leaving, 24, 4) \
     X(rr_device_state, arrived, 32, 256)
-#define RR_OP_STRUCTS(X)                                                                                                         \
-    X(rr_op, 376)                                                                                                                \
+#define RR_OP_STRUCTS(X) \
+    X(rr_op, 376) \
     X(rr_device_state, 288)
+/* clang-format on */
 RR_OP_FIELDS(RR_ASSERT_FIELD)
 RR_OP_STRUCTS(RR_ASSERT_STRUCT)
 
 RR_SHARED_FN uint32_t rr_dtype_bytes(uint32_t dtype) { return dtype == RR_FLOAT32 ? 4u : 2u; }
 
-/* Elements of one chunk when `count` elements are dealt to `world` owners: whole 16-byte packs, so that every chunk starts on
- * one. The last chunks may be short or empty; their flags still fly, because the slot proof counts on every message. */
+/* Elements of one chunk when `count` elements are dealt to `world` owners: whole 16-byte packs, so that every chunk
+ * starts on one. The last chunks may be short or empty; their flags still fly, because the slot proof counts on every
+ * message. */
 RR_SHARED_FN uint64_t rr_chunk_count(uint64_t count, uint32_t world, uint32_t dtype) {
     return rr_round_up((count + world - 1) / world, 16 / rr_dtype_bytes(dtype));
 }
 
-/* 16 bits over what all ranks must agree on, one mixing step a field (the multiplier is Knuth's, 2^64 / golden ratio). */
+/* 16 bits over what all ranks must agree on, one mixing step a field (the multiplier is Knuth's, 2^64 / golden ratio).
+ */
 RR_SHARED_FN uint32_t rr_op_digest(const rr_op *op) {
-    uint64_t h = ((uint64_t)op->kind << 24 | op->mode << 16 | op->dtype << 8 | op->wave << 4 | op->fp32_partials) + op->world;
+    uint64_t h =
+        ((uint64_t)op->kind << 24 | op->mode << 16 | op->dtype << 8 | op->wave << 4 | op->fp32_partials) + op->world;
     h = (h ^ op->count) * 0x9e3779b97f4a7c15ull;
     h = (h ^ h >> 29 ^ op->rows) * 0x9e3779b97f4a7c15ull;
     if (op->kind == RR_ALL_GATHER)

@@ -16,16 +16,16 @@ static __device__ __forceinline__ rr_ctx rr_ctx_of(const rr_op *op) {
     return c;
 }
 
-#define RR_KERNEL(name, body)                                                                                                    \
-    extern "C" __global__ void __launch_bounds__(RR_THREADS, 1) name(const __grid_constant__ rr_op op) {                         \
-        rr_ctx c = rr_ctx_of(&op);                                                                                               \
-        body(c);                                                                                                                 \
+#define RR_KERNEL(name, body)                                                                                          \
+    extern "C" __global__ void __launch_bounds__(RR_THREADS, 1) name(const __grid_constant__ rr_op op) {               \
+        rr_ctx c = rr_ctx_of(&op);                                                                                     \
+        body(c);                                                                                                       \
     }
 
-#define RR_KERNELS_OF(type, T)                                                                                                   \
-    RR_KERNEL(rr_full_##type, rr_full<T>)                                                                                        \
-    RR_KERNEL(rr_payload_rsag_##type, rr_rsag<T>)                                                                                \
-    RR_KERNEL(rr_reduce_scatter_##type, rr_reduce_scatter<T>)                                                                    \
+#define RR_KERNELS_OF(type, T)                                                                                         \
+    RR_KERNEL(rr_full_##type, rr_full<T>)                                                                              \
+    RR_KERNEL(rr_payload_rsag_##type, rr_rsag<T>)                                                                      \
+    RR_KERNEL(rr_reduce_scatter_##type, rr_reduce_scatter<T>)                                                          \
     RR_KERNEL(rr_lanes_##type, rr_lanes<T>)
 
 RR_KERNELS_OF(float32, rr_f32)

@@ -31,7 +31,8 @@ static inline const char *rr_op_refusal(const rr_op *op) {
     if (op->kind == RR_ALL_GATHER) {
         if (!op->rows) return "an all-gather needs at least one row";
         for (uint32_t p = 0; p < world; p++)
-            if (op->width[p] > slot || op->rows > slot / (op->width[p] ? op->width[p] : 1)) return "a rank's shard is larger than a slot";
+            if (op->width[p] > slot || op->rows > slot / (op->width[p] ? op->width[p] : 1))
+                return "a rank's shard is larger than a slot";
         return 0;
     }
     if (op->dtype < RR_FLOAT32 || op->dtype > RR_BFLOAT16) return "unknown dtype";
@@ -39,23 +40,35 @@ static inline const char *rr_op_refusal(const rr_op *op) {
     if (op->count > slot / size) return "the payload is larger than a slot";
     uint64_t each = rr_chunk_count(op->count, world, op->dtype);
     if (op->kind == RR_REDUCE_SCATTER)
-        return world * rr_round_up(op->count * size, 16) <= slot ? 0 : "the payload of all ranks together is larger than a slot";
+        return world * rr_round_up(op->count * size, 16) <= slot
+                   ? 0
+                   : "the payload of all ranks together is larger than a slot";
     if (op->kind != RR_ALL_REDUCE) return "unknown kind of operation";
-    uint64_t partial = op->fp32_partials ? 4 : size, half = rr_chunk_count(rr_round_up((op->count + 1) / 2, 16 / size), world, op->dtype);
+    uint64_t partial = op->fp32_partials ? 4 : size,
+             half = rr_chunk_count(rr_round_up((op->count + 1) / 2, 16 / size), world, op->dtype);
     uint64_t send = 2 * slot, recv = world * slot;
     switch (op->mode) {
     case RR_MODE_FULL:
-    case RR_MODE_FULL_PHASED: return 0;
+    case RR_MODE_FULL_PHASED:
+        return 0;
     case RR_MODE_PAYLOAD_RSAG:
-    case RR_MODE_PAYLOAD_RSAG_PHASED: return 2 * each * size <= slot && each * size <= slot ? 0 : "two chunks are larger than a slot";
+    case RR_MODE_PAYLOAD_RSAG_PHASED:
+        return 2 * each * size <= slot && each * size <= slot ? 0 : "two chunks are larger than a slot";
     case RR_MODE_RING:
-        return (world - 1) * each * (partial + size) <= recv && each * ((world - 1) * partial + size) <= send ? 0 : "partial sums do not fit";
+        return (world - 1) * each * (partial + size) <= recv && each * ((world - 1) * partial + size) <= send
+                   ? 0
+                   : "partial sums do not fit";
     case RR_MODE_RING_BIDIR:
-        return 2 * (world - 1) * half * (partial + size) <= recv && 2 * half * ((world - 1) * partial + size) <= send ? 0 : "partial sums do not fit";
+        return 2 * (world - 1) * half * (partial + size) <= recv && 2 * half * ((world - 1) * partial + size) <= send
+                   ? 0
+                   : "partial sums do not fit";
     case RR_MODE_HALVING:
         if (world & (world - 1)) return "halving needs a world that is a power of two";
-        return 2 * half * ((world - 1) * partial + world * size) <= recv && 2 * half * world * partial <= send ? 0 : "partial sums do not fit";
-    default: return "unknown mode";
+        return 2 * half * ((world - 1) * partial + world * size) <= recv && 2 * half * world * partial <= send
+                   ? 0
+                   : "partial sums do not fit";
+    default:
+        return "unknown mode";
     }
 }
 #endif

@@ -130,7 +130,8 @@ class AllReduce:
         """The sum of x over all ranks, in `out` (same shape and dtype; may be x itself), or in a new tensor.
 
         `mode`: one of modes.modes(); None takes the settings' (by default the best for the size).
-        `fp32_partials`: modes that pass partial sums on carry a 16-bit dtype's as fp32, for twice the bytes and one rounding."""
+        `fp32_partials`: modes that pass partial sums on carry a 16-bit dtype's as fp32, for
+        twice the bytes and one rounding."""
         t = self._checked(x, self.settings.max_bytes, "all_reduce")
         out, to = self._out(x, out, t.shape, "all_reduce")
         chosen = mode_by_name(mode or self.choose_mode(t.bytes), self.world)

@@ -7,7 +7,7 @@
 #include <string.h>
 
 /* Completion tag: who this was, and of which generation. */
-#define TAG(generation, index, peer, path, flags)                                                                                \
+#define TAG(generation, index, peer, path, flags)                                                                      \
     ((uint64_t)(generation) << 48 | (uint64_t)(flags) << 40 | (uint64_t)(index) << 16 | (uint64_t)(peer) << 8 | (path))
 #define TAG_RAISES_FLAG 1u
 #define TAG_WINDOWED 2u
@@ -37,11 +37,13 @@ static bool within(uint64_t at, uint64_t bytes, uint64_t low, uint64_t high) {
 static bool valid(const rr_proxy *proxy, const rr_command *cmd) {
     const rr_layout *l = &proxy->layout;
     uint32_t world = proxy->config.world, everybody = (1u << world) - 1;
-    if (cmd->op < RR_OP_BROADCAST || cmd->op > RR_OP_PUT || cmd->wave > RR_WAVE_TWO || cmd->phase >= l->phases) return false;
+    if (cmd->op < RR_OP_BROADCAST || cmd->op > RR_OP_PUT || cmd->wave > RR_WAVE_TWO || cmd->phase >= l->phases)
+        return false;
     if (!cmd->seq || cmd->seq >> RR_FLAG_SEQ_BITS) return false;
     if (!cmd->peers || (cmd->peers & ~everybody) || (cmd->peers & 1u << proxy->config.rank)) return false;
     if (cmd->op == RR_OP_PUT && (cmd->peers & (cmd->peers - 1))) return false;
-    /* Scatter: every chunk of a peer starts at `dst` there, so one chunk has to fit. 16-byte chunks keep stripes aligned. */
+    /* Scatter: every chunk of a peer starts at `dst` there, so one chunk has to fit. 16-byte chunks keep stripes
+     * aligned. */
     if (cmd->op == RR_OP_SCATTER && (!cmd->chunk || cmd->chunk % 16)) return false;
     uint32_t lands = cmd->op == RR_OP_SCATTER ? cmd->chunk : cmd->bytes;
     return within(cmd->src, cmd->bytes, l->send, l->region_bytes) && within(cmd->dst, lands, l->recv, l->region_bytes);
@@ -100,17 +102,24 @@ static bool post_stripe(rr_proxy *proxy, rr_active *a, uint32_t index, uint32_t 
         uint32_t at = a->at[peer][path], length = end - at;
         if (windowed) {
             if (length > proxy->config.forward_chunk_bytes) length = proxy->config.forward_chunk_bytes;
-            if (window->count == RR_WINDOW_CHUNKS || (window->count && window->bytes + length > proxy->config.forward_window_bytes)) {
+            if (window->count == RR_WINDOW_CHUNKS ||
+                (window->count && window->bytes + length > proxy->config.forward_window_bytes)) {
                 rr_count(&proxy->stats.window_stalls, 1);
                 return posted;
             }
         }
         bool last = at + length == end;
-        rr_write write = {.peer = peer, .path = path, .src = src + at, .dst = a->cmd.dst + at, .bytes = length, .value = RR_FLAG_VALUE(a->cmd.seq, a->cmd.digest)};
+        rr_write write = {.peer = peer,
+                          .path = path,
+                          .src = src + at,
+                          .dst = a->cmd.dst + at,
+                          .bytes = length,
+                          .value = RR_FLAG_VALUE(a->cmd.seq, a->cmd.digest)};
         if (last)
             write.flag = rr_flag_offset(proxy->layout.flags, (uint32_t)proxy->layout.phases, proxy->config.rank,
                                         (uint32_t)(a->cmd.seq % RR_SLOTS), a->cmd.phase, path);
-        write.tag = TAG(proxy->generation, index, peer, path, (last ? TAG_RAISES_FLAG : 0) | (windowed ? TAG_WINDOWED : 0));
+        write.tag =
+            TAG(proxy->generation, index, peer, path, (last ? TAG_RAISES_FLAG : 0) | (windowed ? TAG_WINDOWED : 0));
         enum rr_write_result result = proxy->provider.ops->write(&proxy->provider, &write);
         if (result == RR_WRITE_AGAIN) {
             rr_count(&proxy->stats.queue_stalls, 1);
@@ -169,7 +178,8 @@ static bool advance(rr_proxy *proxy, rr_active *a, uint32_t index) {
     rr_record *record = rr_record_of(proxy, a->record);
     if (record->seq == a->cmd.seq && --proxy->record_open[a->record] == 0) {
         record->completed_ns = rr_now_ns();
-        if (a->cmd.seq > rr_progress_of(proxy)->seq_completed) rr_store_relaxed(&rr_progress_of(proxy)->seq_completed, a->cmd.seq);
+        if (a->cmd.seq > rr_progress_of(proxy)->seq_completed)
+            rr_store_relaxed(&rr_progress_of(proxy)->seq_completed, a->cmd.seq);
     }
     a->in_use = 0;
     return true;
@@ -213,7 +223,8 @@ static bool take(rr_proxy *proxy) {
     a->outstanding = 0;
     open_record(proxy, a);
     proxy->run_list[proxy->actives_used++] = (uint16_t)index;
-    if (a->cmd.seq > rr_progress_of(proxy)->seq_posted) rr_store_relaxed(&rr_progress_of(proxy)->seq_posted, a->cmd.seq);
+    if (a->cmd.seq > rr_progress_of(proxy)->seq_posted)
+        rr_store_relaxed(&rr_progress_of(proxy)->seq_posted, a->cmd.seq);
     return true;
 }
 
@@ -222,7 +233,8 @@ static void complete(rr_proxy *proxy, const rr_completion *c) {
         rr_count(&proxy->stats.stale_completions, 1);
         return;
     }
-    uint32_t index = c->tag >> 16 & 0xffff, peer = c->tag >> 8 & 0xff, path = c->tag & 0xff, flags = c->tag >> 40 & 0xff;
+    uint32_t index = c->tag >> 16 & 0xffff, peer = c->tag >> 8 & 0xff, path = c->tag & 0xff,
+             flags = c->tag >> 40 & 0xff;
     rr_active *a = &proxy->active[index];
     proxy->in_flight--;
     if (c->status) {

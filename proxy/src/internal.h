@@ -11,15 +11,16 @@
 #define RR_EVENTS 256
 #define RR_WINDOW_CHUNKS 64 /* chunks in flight on one forwarded path; also bounds the window */
 
-/* A command being turned into writes. Waves run one after another; within a wave every (peer, path) advances on its own. */
+/* A command being turned into writes. Waves run one after another; within a wave every (peer, path) advances on its
+ * own. */
 typedef struct rr_active {
     rr_command cmd;
-    uint16_t waiting;   /* peers of later waves */
-    uint16_t posting;   /* peers of this wave with bytes or a flag still to post */
-    uint16_t phase_at;  /* phased: ring distance of the destination served now */
+    uint16_t waiting;  /* peers of later waves */
+    uint16_t posting;  /* peers of this wave with bytes or a flag still to post */
+    uint16_t phase_at; /* phased: ring distance of the destination served now */
     uint16_t in_use;
-    uint32_t outstanding; /* flag completions of this wave still to come */
-    uint32_t record;      /* index into records */
+    uint32_t outstanding;                    /* flag completions of this wave still to come */
+    uint32_t record;                         /* index into records */
     uint32_t at[RR_MAX_WORLD][RR_MAX_PATHS]; /* bytes of the stripe posted; RR_STRIPE_DONE once its flag is */
 } rr_active;
 
@@ -44,11 +45,11 @@ struct rr_proxy {
 
     pthread_t thread;
     bool thread_alive;
-    uint32_t state;     /* atomic; enum rr_state */
-    uint32_t stop;      /* atomic; set by rr_proxy_stop */
-    uint64_t stop_by_ns;/* written before `stop` */
-    uint64_t idle_spins;/* atomic: changed live */
-    uint32_t nap_us;    /* atomic: changed live */
+    uint32_t state;      /* atomic; enum rr_state */
+    uint32_t stop;       /* atomic; set by rr_proxy_stop */
+    uint64_t stop_by_ns; /* written before `stop` */
+    uint64_t idle_spins; /* atomic: changed live */
+    uint32_t nap_us;     /* atomic: changed live */
 
     /* progress thread only */
     uint64_t consumed;
@@ -100,8 +101,12 @@ void rr_event_push(rr_proxy *proxy, rr_event event);
 static inline rr_abort *rr_abort_line(rr_proxy *p) { return (rr_abort *)(p->base + p->layout.abort); }
 static inline rr_kernel_line *rr_kernel_line_of(rr_proxy *p) { return (rr_kernel_line *)(p->base + p->layout.kernel); }
 static inline rr_progress *rr_progress_of(rr_proxy *p) { return (rr_progress *)(p->base + p->layout.progress); }
-static inline rr_notice *rr_notice_of(rr_proxy *p, uint32_t src) { return (rr_notice *)(p->base + p->layout.notices) + src; }
-static inline rr_record *rr_record_of(rr_proxy *p, uint32_t i) { return (rr_record *)(p->base + p->layout.records) + i; }
+static inline rr_notice *rr_notice_of(rr_proxy *p, uint32_t src) {
+    return (rr_notice *)(p->base + p->layout.notices) + src;
+}
+static inline rr_record *rr_record_of(rr_proxy *p, uint32_t i) {
+    return (rr_record *)(p->base + p->layout.records) + i;
+}
 
 /* Counters have one writer; readers may look at any time. */
 static inline void rr_count(uint64_t *counter, uint64_t by) { rr_store_relaxed(counter, *counter + by); }

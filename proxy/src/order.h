@@ -1,4 +1,5 @@
-/* Named barriers and atomics. Each names the two observers it stands between; nothing in proxy/ orders memory in another way.
+/* Named barriers and atomics. Each names the two observers it stands between; nothing in proxy/ orders memory in
+ * another way.
  *
  * Host memory, cache-coherent CPUs, GPU and NIC writing into it over PCIe (or C2C). On Arm these are ldar/stlr/dmb ish.
  */
@@ -15,7 +16,8 @@ static inline uint64_t rr_load_acquire(const uint64_t *word) { return __atomic_l
  * acquire load in rr_wait(). */
 static inline void rr_store_release(uint64_t *word, uint64_t value) { __atomic_store_n(word, value, __ATOMIC_RELEASE); }
 
-/* Words that stand alone (counters, heartbeats, mirrors for status): atomic so that nobody sees half a word, unordered. */
+/* Words that stand alone (counters, heartbeats, mirrors for status): atomic so that nobody sees half a word, unordered.
+ */
 static inline uint64_t rr_load_relaxed(const uint64_t *word) { return __atomic_load_n(word, __ATOMIC_RELAXED); }
 static inline void rr_store_relaxed(uint64_t *word, uint64_t value) { __atomic_store_n(word, value, __ATOMIC_RELAXED); }
 
@@ -26,9 +28,9 @@ static inline uint64_t rr_claim(uint64_t *word, uint64_t value) {
     return seen;
 }
 
-/* proxy <-> CPU kernel, "is anybody there?": the proxy raises `napping` and then looks at the ring once more; the kernel
- * stores its commit word and then looks at `napping`. With all four sequentially consistent, at least one of the two sees the
- * other's store, so no command is slept through. */
+/* proxy <-> CPU kernel, "is anybody there?": the proxy raises `napping` and then looks at the ring once more; the
+ * kernel stores its commit word and then looks at `napping`. With all four sequentially consistent, at least one of the
+ * two sees the other's store, so no command is slept through. */
 static inline uint64_t rr_load_seq_cst(const uint64_t *word) { return __atomic_load_n(word, __ATOMIC_SEQ_CST); }
 static inline void rr_store_napping(uint32_t *word, uint32_t value) { __atomic_store_n(word, value, __ATOMIC_SEQ_CST); }
 

@@ -22,9 +22,9 @@ typedef struct rr_write {
     uint64_t src; /* offset in our region */
     uint64_t dst; /* offset in the peer's region */
     uint32_t bytes;
-    uint64_t flag; /* offset in the peer's region; 0 = none follows (a chunk of a windowed stripe) */
+    uint64_t flag;  /* offset in the peer's region; 0 = none follows (a chunk of a windowed stripe) */
     uint64_t value; /* of the flag */
-    uint64_t tag;  /* comes back in the completion; the engine keeps a generation in it */
+    uint64_t tag;   /* comes back in the completion; the engine keeps a generation in it */
 } rr_write;
 
 typedef struct rr_completion {
@@ -55,8 +55,8 @@ typedef struct rr_provider_ops {
     uint32_t (*poll)(rr_provider *provider, rr_completion *out, uint32_t room);
     /* Best effort, never blocks: replaces notice[rank] at the peer. */
     void (*notify)(rr_provider *provider, uint32_t peer, const rr_notice *notice);
-    /* 0: the peer is there, or one cannot tell. Otherwise enum rr_error: how it was lost, and in *path on which path that showed.
-     * May make a system call: the engine asks a few times a second. */
+    /* 0: the peer is there, or one cannot tell. Otherwise enum rr_error: how it was lost, and in *path on which path
+     * that showed. May make a system call: the engine asks a few times a second. */
     int (*lost)(rr_provider *provider, uint32_t peer, uint32_t *path);
     void (*close)(rr_provider *provider);
 } rr_provider_ops;

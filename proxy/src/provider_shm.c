@@ -1,5 +1,5 @@
-/* Provider "shm": peers' regions mapped from shared memory. A write is a copy by the progress thread, then a release store of
- * the flag: what a NIC does with an RDMA write and an inline flag behind it, minus the wire. */
+/* Provider "shm": peers' regions mapped from shared memory. A write is a copy by the progress thread, then a release
+ * store of the flag: what a NIC does with an RDMA write and an inline flag behind it, minus the wire. */
 #define _GNU_SOURCE
 #include "internal.h"
 
@@ -43,14 +43,17 @@ static int map_peer(rr_provider *provider, shm_peer *peer, const rr_hello *hello
     peer->same_process = hello->process_token == process_token;
     peer->fd = open(hello->region_name, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
     if (peer->fd < 0)
-        return rr_fail(why, "rank %u's region %s cannot be opened: %s; with the shm provider all ranks share one machine, one "
-                            "user and one /dev/shm (containers: the same IPC namespace)",
-                       hello->rank, hello->region_name, strerror(errno));
+        return rr_fail(
+            why,
+            "rank %u's region %s cannot be opened: %s; with the shm provider all ranks share one machine, one "
+            "user and one /dev/shm (containers: the same IPC namespace)",
+            hello->rank, hello->region_name, strerror(errno));
     struct stat st;
     if (fstat(peer->fd, &st) < 0 || (uint64_t)st.st_size != provider->layout->region_bytes)
-        return rr_fail(why, "rank %u's region %s has not the %llu bytes that the layout says", hello->rank, hello->region_name,
-                       (unsigned long long)provider->layout->region_bytes);
-    void *base = mmap(NULL, provider->layout->region_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, peer->fd, 0);
+        return rr_fail(why, "rank %u's region %s has not the %llu bytes that the layout says", hello->rank,
+                       hello->region_name, (unsigned long long)provider->layout->region_bytes);
+    void *base =
+        mmap(NULL, provider->layout->region_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, peer->fd, 0);
     if (base == MAP_FAILED) return rr_fail(why, "cannot map rank %u's region: %s", hello->rank, strerror(errno));
     peer->base = base;
     const rr_header *header = base;

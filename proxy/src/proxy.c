@@ -70,8 +70,10 @@ static void *progress_main(void *arg) {
         if (worked) continue;
         bool in_flight = proxy->in_flight || proxy->actives_used;
         if (in_flight || empty < rr_load_relaxed(&proxy->idle_spins) || stop) {
-            if (proxy->config.yield) sched_yield();
-            else rr_cpu_relax();
+            if (proxy->config.yield)
+                sched_yield();
+            else
+                rr_cpu_relax();
             continue;
         }
         if (!nap_us) nap_us = __atomic_load_n(&proxy->nap_us, __ATOMIC_RELAXED), naps_at_this = 0;
@@ -89,29 +91,36 @@ static void *progress_main(void *arg) {
 
 static int check_config(const rr_config *c, rr_why why) {
     if (c->struct_bytes != sizeof(rr_config))
-        return rr_fail(why, "rr_config has %u bytes here and %zu in the library: binding and library differ in version", c->struct_bytes,
-                       sizeof(rr_config));
-    if (c->world < 2 || c->world > RR_MAX_WORLD) return rr_fail(why, "world is %u; expected 2 to %d", c->world, RR_MAX_WORLD);
+        return rr_fail(why, "rr_config has %u bytes here and %zu in the library: binding and library differ in version",
+                       c->struct_bytes, sizeof(rr_config));
+    if (c->world < 2 || c->world > RR_MAX_WORLD)
+        return rr_fail(why, "world is %u; expected 2 to %d", c->world, RR_MAX_WORLD);
     if (c->rank >= c->world) return rr_fail(why, "rank is %u; expected 0 to %u", c->rank, c->world - 1);
     if (c->slot_bytes < 2 * RR_PAGE || c->slot_bytes % RR_PAGE || c->slot_bytes > rr_slot_bytes(1ull << 30))
         return rr_fail(why, "slot_bytes is %llu; expected what rr_slot_bytes() gives for a capacity of 1 byte to 1 GiB",
                        (unsigned long long)c->slot_bytes);
     uint32_t seen = 0;
     for (uint32_t i = 0; i < c->world; i++) {
-        if (c->order[i] >= c->world || (seen & 1u << c->order[i])) return rr_fail(why, "order is not a permutation of the ranks (position %u)", i);
+        if (c->order[i] >= c->world || (seen & 1u << c->order[i]))
+            return rr_fail(why, "order is not a permutation of the ranks (position %u)", i);
         seen |= 1u << c->order[i];
     }
     for (uint32_t p = 0; p < c->world; p++) {
         if (p == c->rank) continue;
-        if (c->paths[p] < 1 || c->paths[p] > RR_MAX_PATHS) return rr_fail(why, "rank %u has %u paths; expected 1 to %d", p, c->paths[p], RR_MAX_PATHS);
+        if (c->paths[p] < 1 || c->paths[p] > RR_MAX_PATHS)
+            return rr_fail(why, "rank %u has %u paths; expected 1 to %d", p, c->paths[p], RR_MAX_PATHS);
         for (uint32_t i = 0; i < c->paths[p]; i++)
-            if (!c->hops[p][i]) return rr_fail(why, "path %u to rank %u has no hops; expected 1 for a direct cable", i, p);
+            if (!c->hops[p][i])
+                return rr_fail(why, "path %u to rank %u has no hops; expected 1 for a direct cable", i, p);
     }
-    if (c->forward_window_bytes && (c->forward_chunk_bytes < 4096 || c->forward_chunk_bytes % 16 || c->forward_chunk_bytes > c->forward_window_bytes))
-        return rr_fail(why, "forward_chunk_bytes is %u; expected a multiple of 16 from 4096 to the window of %u", c->forward_chunk_bytes,
-                       c->forward_window_bytes);
-    if (!c->late_ms || !c->peer_timeout_ms) return rr_fail(why, "late_ms and peer_timeout_ms must not be 0: every wait has a bound");
-    if (!c->nap_us || c->nap_us > RR_NAP_MAX_US) return rr_fail(why, "nap_us is %u; expected 1 to %u", c->nap_us, RR_NAP_MAX_US);
+    if (c->forward_window_bytes && (c->forward_chunk_bytes < 4096 || c->forward_chunk_bytes % 16 ||
+                                    c->forward_chunk_bytes > c->forward_window_bytes))
+        return rr_fail(why, "forward_chunk_bytes is %u; expected a multiple of 16 from 4096 to the window of %u",
+                       c->forward_chunk_bytes, c->forward_window_bytes);
+    if (!c->late_ms || !c->peer_timeout_ms)
+        return rr_fail(why, "late_ms and peer_timeout_ms must not be 0: every wait has a bound");
+    if (!c->nap_us || c->nap_us > RR_NAP_MAX_US)
+        return rr_fail(why, "nap_us is %u; expected 1 to %u", c->nap_us, RR_NAP_MAX_US);
     return 0;
 }
 
@@ -170,8 +179,10 @@ rr_proxy *rr_proxy_create(const rr_config *config, char *text, size_t text_bytes
     rr_why why = {text, text_bytes};
     const rr_provider_ops *ops = provider_by_id(config->provider);
     if (!ops)
-        return rr_fail(why, "provider %u is not in this build; the verbs provider needs infiniband/verbs.h (libibverbs-dev) when the "
-                            "package is built",
+        return rr_fail(why,
+                       "provider %u is not in this build; the verbs provider needs infiniband/verbs.h (libibverbs-dev) "
+                       "when the "
+                       "package is built",
                        config->provider),
                NULL;
     return rr_proxy_create_with(config, ops, text, text_bytes);
@@ -186,10 +197,13 @@ int rr_proxy_hello(rr_proxy *proxy, rr_hello *out) {
 static int check_hello(const rr_proxy *proxy, const rr_hello *theirs, uint32_t rank, rr_why why) {
     const rr_hello *ours = &proxy->hello;
     if (theirs->magic != RR_MAGIC) return rr_fail(why, "what came from rank %u is not a hello", rank);
-#define SAME(field, name)                                                                                                        \
-    if (theirs->field != ours->field)                                                                                            \
-        return rr_fail(why, name " differs: %llx on rank %u, %llx on rank %u; all ranks must run the same build with the same settings", \
-                       (unsigned long long)theirs->field, rank, (unsigned long long)ours->field, ours->rank);
+#define SAME(field, name)                                                                                              \
+    if (theirs->field != ours->field)                                                                                  \
+        return rr_fail(                                                                                                \
+            why,                                                                                                       \
+            name                                                                                                       \
+            " differs: %llx on rank %u, %llx on rank %u; all ranks must run the same build with the same settings",    \
+            (unsigned long long)theirs->field, rank, (unsigned long long)ours->field, ours->rank);
     SAME(wire_version, "wire version")
     SAME(hello_bytes, "hello size")
     SAME(world, "world")
@@ -206,11 +220,12 @@ static int check_hello(const rr_proxy *proxy, const rr_hello *theirs, uint32_t r
         return rr_fail(why, "rank %u's hello holds a text without an end", rank);
     if (rank == ours->rank) return 0;
     if (theirs->paths[ours->rank] != ours->paths[rank])
-        return rr_fail(why, "rank %u has %u paths to rank %u, which has %u back", rank, theirs->paths[ours->rank], ours->rank, ours->paths[rank]);
+        return rr_fail(why, "rank %u has %u paths to rank %u, which has %u back", rank, theirs->paths[ours->rank],
+                       ours->rank, ours->paths[rank]);
     for (uint32_t i = 0; i < ours->paths[rank]; i++)
         if (theirs->path[ours->rank][i].hops != ours->path[rank][i].hops)
-            return rr_fail(why, "path %u between ranks %u and %u is %u hops one way and %u the other", i, ours->rank, rank,
-                           ours->path[rank][i].hops, theirs->path[ours->rank][i].hops);
+            return rr_fail(why, "path %u between ranks %u and %u is %u hops one way and %u the other", i, ours->rank,
+                           rank, ours->path[rank][i].hops, theirs->path[ours->rank][i].hops);
     return 0;
 }
 
@@ -249,7 +264,8 @@ int rr_proxy_start(rr_proxy *proxy, char *text, size_t text_bytes) {
     pthread_attr_destroy(&attr);
     if (failed) {
         __atomic_store_n(&proxy->state, RR_STATE_CONNECTED, __ATOMIC_RELEASE);
-        return rr_fail(why, "cannot start the progress thread%s: %s", proxy->config.cpu >= 0 ? " on the CPU asked for" : "", strerror(failed));
+        return rr_fail(why, "cannot start the progress thread%s: %s",
+                       proxy->config.cpu >= 0 ? " on the CPU asked for" : "", strerror(failed));
     }
     proxy->thread_alive = true;
     return 0;
@@ -293,7 +309,8 @@ void rr_proxy_layout(rr_proxy *proxy, rr_layout *out) { *out = proxy->layout; }
 uint64_t rr_proxy_abort_word(rr_proxy *proxy) { return rr_load_acquire(&rr_abort_line(proxy)->word); }
 
 uint64_t rr_proxy_abort(rr_proxy *proxy, uint32_t reason, uint32_t culprit) {
-    uint64_t word = rr_watch_abort(proxy, RR_ABORT_WORD(reason, culprit, 0, 0, rr_load_relaxed(&rr_kernel_line_of(proxy)->seq_started)));
+    uint64_t word = rr_watch_abort(
+        proxy, RR_ABORT_WORD(reason, culprit, 0, 0, rr_load_relaxed(&rr_kernel_line_of(proxy)->seq_started)));
     wake(proxy);
     return word;
 }
@@ -329,7 +346,8 @@ uint32_t rr_proxy_events(rr_proxy *proxy, uint64_t after, rr_event *out, uint32_
     uint32_t n = 0;
     pthread_mutex_lock(&proxy->event_lock);
     uint64_t first = after + 1;
-    if (proxy->event_count > RR_EVENTS && first <= proxy->event_count - RR_EVENTS) first = proxy->event_count - RR_EVENTS + 1;
+    if (proxy->event_count > RR_EVENTS && first <= proxy->event_count - RR_EVENTS)
+        first = proxy->event_count - RR_EVENTS + 1;
     for (uint64_t i = first; i <= proxy->event_count && n < room; i++) out[n++] = proxy->events[i % RR_EVENTS];
     pthread_mutex_unlock(&proxy->event_lock);
     return n;

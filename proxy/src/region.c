@@ -1,8 +1,8 @@
 /* A region: one file in shared memory, mapped by its owner and, with the shm provider, by its peers.
  *
- * The owner holds a record lock on the file for as long as its process lives. The kernel drops that lock however the process
- * ends, so a peer can ask "is the owner gone?" without signals, process ids or namespaces. Files left by a crash between
- * create and start are found by the same question and removed.
+ * The owner holds a record lock on the file for as long as its process lives. The kernel drops that lock however the
+ * process ends, so a peer can ask "is the owner gone?" without signals, process ids or namespaces. Files left by a
+ * crash between create and start are found by the same question and removed.
  */
 #define _GNU_SOURCE
 #include "internal.h"
@@ -37,7 +37,8 @@ static void sweep_leftovers(const char *dir) {
     char self[32];
     snprintf(self, sizeof self, PREFIX "%d-", getpid());
     for (struct dirent *entry; (entry = readdir(d));) {
-        /* Never open a file of our own process: closing it would drop our own lock (POSIX record locks work that way). */
+        /* Never open a file of our own process: closing it would drop our own lock (POSIX record locks work that way).
+         */
         if (strncmp(entry->d_name, PREFIX, strlen(PREFIX)) || !strncmp(entry->d_name, self, strlen(self))) continue;
         int fd = openat(dirfd(d), entry->d_name, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
         if (fd < 0) continue;
@@ -54,7 +55,8 @@ int rr_region_create(rr_proxy *proxy, rr_why why) {
     sweep_leftovers(dir);
     int n = snprintf(proxy->region_name, sizeof proxy->region_name, "%s/" PREFIX "%d-%016llx-r%u", dir, getpid(),
                      (unsigned long long)proxy->config.session[0], proxy->config.rank);
-    if (n < 0 || (size_t)n >= sizeof proxy->region_name) return rr_fail(why, "shared memory directory %s has too long a name", dir);
+    if (n < 0 || (size_t)n >= sizeof proxy->region_name)
+        return rr_fail(why, "shared memory directory %s has too long a name", dir);
     int fd = open(proxy->region_name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     if (fd < 0) {
         int failed = errno;
@@ -64,11 +66,13 @@ int rr_region_create(rr_proxy *proxy, rr_why why) {
     proxy->region_fd = fd;
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
     if (fcntl(fd, F_SETLK, &lock) < 0) return rr_fail(why, "cannot lock %s: %s", proxy->region_name, strerror(errno));
-    /* posix_fallocate takes the pages now: a full /dev/shm is an error here, not a bus error in the middle of an operation. */
+    /* posix_fallocate takes the pages now: a full /dev/shm is an error here, not a bus error in the middle of an
+     * operation. */
     int failed = posix_fallocate(fd, 0, (off_t)proxy->layout.region_bytes);
     if (failed)
-        return rr_fail(why, "%s has no room for a region of %llu bytes: %s; free it, or give the container a larger /dev/shm", dir,
-                       (unsigned long long)proxy->layout.region_bytes, strerror(failed));
+        return rr_fail(
+            why, "%s has no room for a region of %llu bytes: %s; free it, or give the container a larger /dev/shm", dir,
+            (unsigned long long)proxy->layout.region_bytes, strerror(failed));
     void *base = mmap(NULL, proxy->layout.region_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
     if (base == MAP_FAILED) return rr_fail(why, "cannot map %s: %s", proxy->region_name, strerror(errno));
     proxy->base = base;

@@ -1,12 +1,13 @@
-/* The slow tick, a few hundred times a second at most: who is late, who is dead, what peers told us, whether our own kernel
- * still moves. Late is reported and never punished before the hard deadline; dead ends the session with a name.
+/* The slow tick, a few hundred times a second at most: who is late, who is dead, what peers told us, whether our own
+ * kernel still moves. Late is reported and never punished before the hard deadline; dead ends the session with a name.
  */
 #include "internal.h"
 
 #include <string.h>
 
 #define MS 1000000ull
-/* Asking "is it alive?" costs a system call per peer. Both figures are far inside the 5 s in which a death must be known. */
+/* Asking "is it alive?" costs a system call per peer. Both figures are far inside the 5 s in which a death must be
+ * known. */
 #define ALIVE_EVERY_NS (100 * MS)
 #define NOTICE_EVERY_NS (1000 * MS)
 #define LATE_AGAIN_NS (5000 * MS)
@@ -31,22 +32,28 @@ static void set_mask(uint16_t *mask, uint32_t rank, bool on) {
 }
 
 /* Ends the session for a path. A device of ours is our own fault, and no peer's. */
-void rr_watch_path_failed(rr_proxy *proxy, uint32_t reason, uint32_t peer, uint32_t path, uint32_t phase, uint64_t seq) {
+void rr_watch_path_failed(rr_proxy *proxy, uint32_t reason, uint32_t peer, uint32_t path, uint32_t phase,
+                          uint64_t seq) {
     if (rr_load_acquire(&rr_abort_line(proxy)->word)) return;
     if (reason != RR_ERR_PEER_DEAD)
-        rr_event_push(proxy, (rr_event){.kind = RR_EVENT_PATH, .reason = reason, .peer = peer, .root = peer, .path = path, .seq = seq});
-    rr_watch_abort(proxy, RR_ABORT_WORD(reason, reason == RR_ERR_DEVICE_LOST ? proxy->config.rank : peer, phase, path, seq));
+        rr_event_push(
+            proxy,
+            (rr_event){.kind = RR_EVENT_PATH, .reason = reason, .peer = peer, .root = peer, .path = path, .seq = seq});
+    rr_watch_abort(proxy,
+                   RR_ABORT_WORD(reason, reason == RR_ERR_DEVICE_LOST ? proxy->config.rank : peer, phase, path, seq));
 }
 
 static void tell(rr_proxy *proxy, const rr_notice *notice) {
     for (uint32_t p = 0; p < proxy->config.world; p++)
-        if (p != proxy->config.rank && !(proxy->closed_mask & 1u << p)) proxy->provider.ops->notify(&proxy->provider, p, notice);
+        if (p != proxy->config.rank && !(proxy->closed_mask & 1u << p))
+            proxy->provider.ops->notify(&proxy->provider, p, notice);
 }
 
 void rr_watch_say_goodbye(rr_proxy *proxy) {
     uint64_t word = rr_load_acquire(&rr_abort_line(proxy)->word);
     rr_notice notice = {.stop = word, .beat = ++proxy->beat};
-    if (!word) notice.stop = RR_ABORT_WORD(RR_ERR_PEER_CLOSED, proxy->config.rank, 0, 0, rr_progress_of(proxy)->seq_posted);
+    if (!word)
+        notice.stop = RR_ABORT_WORD(RR_ERR_PEER_CLOSED, proxy->config.rank, 0, 0, rr_progress_of(proxy)->seq_posted);
     tell(proxy, &notice);
 }
 
@@ -71,7 +78,8 @@ static uint32_t end_of_chain(rr_proxy *proxy, uint32_t peer) {
     uint32_t seen = 1u << proxy->config.rank;
     for (uint32_t steps = 0; steps < proxy->config.world; steps++) {
         seen |= 1u << peer;
-        uint32_t next = (uint32_t)rr_load_relaxed(&rr_notice_of(proxy, peer)->waiting) & ((1u << proxy->config.world) - 1) & ~seen;
+        uint32_t next =
+            (uint32_t)rr_load_relaxed(&rr_notice_of(proxy, peer)->waiting) & ((1u << proxy->config.world) - 1) & ~seen;
         if (!next) return peer;
         peer = (uint32_t)__builtin_ctz(next);
     }
@@ -111,7 +119,8 @@ static void watch_peer(rr_proxy *proxy, uint32_t p, uint64_t now) {
         proxy->late_reported_ns[p] = now;
         rr_count(&proxy->stats.late_reports, 1);
         rr_raise(&proxy->stats.longest_late_ms, waited / MS);
-        rr_record_of(proxy, (uint32_t)(rr_kernel_line_of(proxy)->seq_started % RR_RECORDS))->late_peers |= (uint16_t)(1u << p);
+        rr_record_of(proxy, (uint32_t)(rr_kernel_line_of(proxy)->seq_started % RR_RECORDS))->late_peers |=
+            (uint16_t)(1u << p);
         rr_event_push(proxy, (rr_event){.kind = RR_EVENT_LATE,
                                         .peer = p,
                                         .root = end_of_chain(proxy, p),
@@ -161,7 +170,11 @@ void rr_watch_tick(rr_proxy *proxy, uint64_t now) {
     if (proxy->last_tick_ns) {
         uint64_t gap = now - proxy->last_tick_ns;
         rr_raise(&proxy->stats.longest_loop_gap_us, gap / 1000);
-        if (gap > LOOP_GAP_NS) rr_event_push(proxy, (rr_event){.kind = RR_EVENT_LOOP_GAP, .peer = proxy->config.rank, .root = proxy->config.rank, .ms = gap / MS});
+        if (gap > LOOP_GAP_NS)
+            rr_event_push(proxy, (rr_event){.kind = RR_EVENT_LOOP_GAP,
+                                            .peer = proxy->config.rank,
+                                            .root = proxy->config.rank,
+                                            .ms = gap / MS});
     }
     proxy->last_tick_ns = now;
     rr_count(&rr_progress_of(proxy)->heartbeat, 1);

@@ -185,9 +185,8 @@ def main() -> None:
                     )
             wrong_total += wrong
             p99 = sorted(times)[int(len(times) * 0.99)] if len(times) > 1 else times[0]
-            lines.append(
+            median = statistics.median(times)
             lines.append(f"{name:<20}  {dtype:<8} {size:>7} {blocks:>6} {median:>12.1f} {p99:>12.1f} {wrong:>7}")
-            )
             print(lines[-1], flush=True)
     lines.append(f"wrong values: {wrong_total}")
     for r in ranks:

@@ -14,11 +14,9 @@ typedef unsigned int uint32_t;
 typedef int int32_t;
 typedef unsigned long long uint64_t;
 typedef long long int64_t;
-#define RR_OFFSETOF(type, field) __builtin_offsetof(type, field)
 #else
 #include <stddef.h>
 #include <stdint.h>
-#define RR_OFFSETOF(type, field) offsetof(type, field)
 #endif
 
 #ifdef __cplusplus
@@ -30,8 +28,8 @@ typedef long long int64_t;
 #define RR_MAGIC 0x474e495245434f52ull /* "ROCERING" in memory order */
 #define RR_WIRE_VERSION 1
 
-/* A flag, or any word that another party polls, has a line to itself. 128 bytes: the L2 line of the GPUs and the pair of
- * 64-byte lines that CPUs prefetch together. */
+/* A flag, or any word that another party polls, has a line to itself. 128 bytes: the L2 line of the GPUs and the pair
+ * of 64-byte lines that CPUs prefetch together. */
 #define RR_LINE 128
 #define RR_PAGE 4096
 #define RR_MAX_WORLD 16
@@ -39,8 +37,8 @@ typedef long long int64_t;
 #define RR_SLOTS 2     /* see "Two slots" in kernels/collective.cuh for the proof that two are enough */
 #define RR_COMMANDS 256
 #define RR_RECORDS 256
-/* Most commands one operation publishes: ring_bidir sends two a step for 2(N-1) steps. Two operations can be unconsumed at
- * once (a rank may finish one before its own proxy has seen the command), never three. */
+/* Most commands one operation publishes: ring_bidir sends two a step for 2(N-1) steps. Two operations can be unconsumed
+ * at once (a rank may finish one before its own proxy has seen the command), never three. */
 #define RR_MAX_COMMANDS_PER_OP (4 * (RR_MAX_WORLD - 1))
 RR_STATIC_ASSERT(RR_COMMANDS >= 2 * RR_MAX_COMMANDS_PER_OP, "the command ring can never be lapped");
 
@@ -56,12 +54,12 @@ enum rr_error {
 #define RR_OP_PUT 3u       /* one range to the one peer in the mask */
 
 /* How one command's destinations are separated in time. */
-#define RR_WAVE_ALL 0u     /* everything at once, nearest ring position first */
-#define RR_WAVE_PHASED 1u  /* one destination at a time: in phase p to ring position me + 1 + p */
-#define RR_WAVE_TWO 2u     /* direct peers, then forwarded ones */
+#define RR_WAVE_ALL 0u    /* everything at once, nearest ring position first */
+#define RR_WAVE_PHASED 1u /* one destination at a time: in phase p to ring position me + 1 + p */
+#define RR_WAVE_TWO 2u    /* direct peers, then forwarded ones */
 
-/* One line of work from a kernel. `commit` is written last, with release order, and holds the command's index + 1: memory
- * that was never written reads as "no command", and an old lap reads as an older index. */
+/* One line of work from a kernel. `commit` is written last, with release order, and holds the command's index + 1:
+ * memory that was never written reads as "no command", and an old lap reads as an older index. */
 typedef struct rr_command {
     uint64_t commit;
     uint64_t seq;   /* operation this belongs to; below 2^48 */
@@ -73,14 +71,14 @@ typedef struct rr_command {
     uint8_t op;
     uint8_t phase;
     uint8_t wave;
-    uint8_t mode; /* RR_MODE_*, for the flight recorder only */
+    uint8_t mode;    /* RR_MODE_*, for the flight recorder only */
     uint16_t digest; /* of what the operation is; travels in the flags it raises */
     uint8_t reserved[16];
 } rr_command;
 
 /* A word that ends a session. Layout of every abort, stop-notice and fault word; 0 means "none". */
-#define RR_ABORT_WORD(reason, culprit, phase, path, seq)                                                                         \
-    ((uint64_t)(uint8_t)(reason) | (uint64_t)(uint8_t)(culprit) << 8 | (uint64_t)(uint8_t)(phase) << 16 |                        \
+#define RR_ABORT_WORD(reason, culprit, phase, path, seq)                                                               \
+    ((uint64_t)(uint8_t)(reason) | (uint64_t)(uint8_t)(culprit) << 8 | (uint64_t)(uint8_t)(phase) << 16 |              \
      (uint64_t)(uint8_t)(path) << 24 | (uint64_t)(uint32_t)(seq) << 32)
 #define RR_ABORT_REASON(word) ((uint32_t)((word) & 0xff))
 #define RR_ABORT_CULPRIT(word) ((uint32_t)((word) >> 8 & 0xff))
@@ -95,8 +93,8 @@ typedef struct rr_abort {
     uint8_t reserved[120];
 } rr_abort;
 
-/* Written by this rank's kernel only. A line of its own, so that no atomic ever crosses the bus: the proxy turns it into the
- * abort word. `doorbell` is what a CPU kernel wakes a napping proxy with. */
+/* Written by this rank's kernel only. A line of its own, so that no atomic ever crosses the bus: the proxy turns it
+ * into the abort word. `doorbell` is what a CPU kernel wakes a napping proxy with. */
 typedef struct rr_kernel_line {
     uint64_t seq_started;
     uint64_t seq_done;
@@ -130,8 +128,9 @@ typedef struct rr_wait_line {
     uint8_t reserved[120];
 } rr_wait_line;
 
-/* Value of a flag: the operation's number in the low 48 bits (3,000 operations a second for 2,900 years), and above it a digest
- * of what the operation is, so that ranks that run different collectives learn it from the first flag and not from wrong sums. */
+/* Value of a flag: the operation's number in the low 48 bits (3,000 operations a second for 2,900 years), and above it
+ * a digest of what the operation is, so that ranks that run different collectives learn it from the first flag and not
+ * from wrong sums. */
 #define RR_FLAG_SEQ_BITS 48
 #define RR_FLAG_VALUE(seq, digest) ((uint64_t)(seq) | (uint64_t)(uint16_t)(digest) << RR_FLAG_SEQ_BITS)
 /* How far a flag is ahead of (> 0) or behind (< 0) an operation. */
@@ -169,8 +168,8 @@ typedef struct rr_header {
     uint64_t region_bytes;
 } rr_header;
 
-/* Offsets of a region's parts; a pure function of (world, slot_bytes), so all ranks' regions look alike and an offset means
- * the same in each. */
+/* Offsets of a region's parts; a pure function of (world, slot_bytes), so all ranks' regions look alike and an offset
+ * means the same in each. */
 typedef struct rr_layout {
     uint64_t world;
     uint64_t slot_bytes;
@@ -247,7 +246,8 @@ RR_SHARED_FN uint32_t rr_phases(uint32_t world) {
     return most > 4 ? most : 4;
 }
 
-RR_SHARED_FN uint64_t rr_flag_offset(uint64_t flags, uint32_t phases, uint32_t src, uint32_t slot, uint32_t phase, uint32_t path) {
+RR_SHARED_FN uint64_t rr_flag_offset(uint64_t flags, uint32_t phases, uint32_t src, uint32_t slot, uint32_t phase,
+                                     uint32_t path) {
     return flags + ((((uint64_t)src * RR_SLOTS + slot) * phases + phase) * RR_MAX_PATHS + path) * sizeof(rr_flag);
 }
 
@@ -256,8 +256,8 @@ RR_SHARED_FN uint32_t rr_paths_used(uint32_t bytes, uint32_t paths, uint32_t str
     return bytes >= stripe_min && bytes >= 16u * paths ? paths : 1;
 }
 
-/* Where path `path` of `used` begins within a transfer of `bytes`: 16-byte units, the remainder to the first paths. The end of
- * a path is the beginning of the next. */
+/* Where path `path` of `used` begins within a transfer of `bytes`: 16-byte units, the remainder to the first paths. The
+ * end of a path is the beginning of the next. */
 RR_SHARED_FN uint32_t rr_stripe_begin(uint32_t bytes, uint32_t used, uint32_t path) {
     uint32_t units = bytes / 16, each = units / used, extra = units % used;
     if (path >= used) return bytes;
@@ -271,8 +271,8 @@ RR_SHARED_FN uint32_t rr_chunk_bytes(uint32_t bytes, uint32_t chunk, uint32_t p)
     return bytes - begin < chunk ? (uint32_t)(bytes - begin) : chunk;
 }
 
-/* Slot size for a capacity in bytes. The extra page holds what rounding chunks up to 16 bytes costs: at most 2 * 16 * N bytes
- * over both halves of a split payload, twice for fp32 partial sums. */
+/* Slot size for a capacity in bytes. The extra page holds what rounding chunks up to 16 bytes costs: at most 2 * 16 * N
+ * bytes over both halves of a split payload, twice for fp32 partial sums. */
 RR_SHARED_FN uint64_t rr_slot_bytes(uint64_t capacity) { return rr_round_up(capacity, RR_PAGE) + RR_PAGE; }
 RR_STATIC_ASSERT(2 * 2 * 16 * RR_MAX_WORLD <= RR_PAGE, "rounding fits the spare page");
 
@@ -297,91 +297,101 @@ RR_SHARED_FN rr_layout rr_layout_of(uint32_t world, uint64_t slot_bytes) {
     return l;
 }
 
-/* ---- every field, once: the asserts here, the table Python checks its view against (layout.c), the layout hash ---- */
-#define RR_FIELDS(X)                                                                                                             \
-    X(rr_command, commit, 0, 8)                                                                                                  \
-    X(rr_command, seq, 8, 8)                                                                                                     \
-    X(rr_command, src, 16, 8)                                                                                                    \
-    X(rr_command, dst, 24, 8)                                                                                                    \
-    X(rr_command, bytes, 32, 4)                                                                                                  \
-    X(rr_command, chunk, 36, 4)                                                                                                  \
-    X(rr_command, peers, 40, 2)                                                                                                  \
-    X(rr_command, op, 42, 1)                                                                                                     \
-    X(rr_command, phase, 43, 1)                                                                                                  \
-    X(rr_command, wave, 44, 1)                                                                                                   \
-    X(rr_command, mode, 45, 1)                                                                                                   \
-    X(rr_command, digest, 46, 2)                                                                                                 \
-    X(rr_abort, word, 0, 8)                                                                                                      \
-    X(rr_kernel_line, seq_started, 0, 8)                                                                                         \
-    X(rr_kernel_line, seq_done, 8, 8)                                                                                            \
-    X(rr_kernel_line, fault, 16, 8)                                                                                              \
-    X(rr_progress, heartbeat, 0, 8)                                                                                              \
-    X(rr_progress, consumed, 8, 8)                                                                                               \
-    X(rr_progress, seq_posted, 16, 8)                                                                                            \
-    X(rr_progress, seq_completed, 24, 8)                                                                                         \
-    X(rr_progress, napping, 32, 4)                                                                                               \
-    X(rr_notice, stop, 0, 8)                                                                                                     \
-    X(rr_notice, beat, 8, 8)                                                                                                     \
-    X(rr_notice, waiting, 16, 8)                                                                                                 \
-    X(rr_wait_line, word, 0, 8)                                                                                                       \
-    X(rr_flag, value, 0, 8)                                                                                                        \
-    X(rr_record, seq, 0, 8)                                                                                                      \
-    X(rr_record, first_command_ns, 8, 8)                                                                                         \
-    X(rr_record, last_posted_ns, 16, 8)                                                                                          \
-    X(rr_record, completed_ns, 24, 8)                                                                                            \
-    X(rr_record, bytes, 32, 4)                                                                                                   \
-    X(rr_record, commands, 36, 2)                                                                                                \
-    X(rr_record, late_peers, 38, 2)                                                                                              \
-    X(rr_record, mode, 40, 1)                                                                                                    \
-    X(rr_header, magic, 0, 8)                                                                                                    \
-    X(rr_header, wire_version, 8, 4)                                                                                             \
-    X(rr_header, world, 12, 4)                                                                                                   \
-    X(rr_header, rank, 16, 4)                                                                                                    \
-    X(rr_header, phases, 20, 4)                                                                                                  \
-    X(rr_header, layout_hash, 24, 8)                                                                                             \
-    X(rr_header, session, 32, 16)                                                                                                \
-    X(rr_header, slot_bytes, 48, 8)                                                                                              \
-    X(rr_header, region_bytes, 56, 8)                                                                                            \
-    X(rr_hello_path, gid, 0, 16)                                                                                                 \
-    X(rr_hello_path, qpn, 16, 4)                                                                                                 \
-    X(rr_hello_path, rkey, 20, 4)                                                                                                \
-    X(rr_hello_path, psn, 24, 4)                                                                                                 \
-    X(rr_hello_path, mtu, 28, 1)                                                                                                 \
-    X(rr_hello_path, hops, 29, 1)                                                                                                \
-    X(rr_hello, magic, 0, 8)                                                                                                     \
-    X(rr_hello, wire_version, 8, 4)                                                                                              \
-    X(rr_hello, hello_bytes, 12, 4)                                                                                              \
-    X(rr_hello, world, 16, 4)                                                                                                    \
-    X(rr_hello, rank, 20, 4)                                                                                                     \
-    X(rr_hello, layout_hash, 24, 8)                                                                                              \
-    X(rr_hello, session, 32, 16)                                                                                                 \
-    X(rr_hello, slot_bytes, 48, 8)                                                                                               \
-    X(rr_hello, region_bytes, 56, 8)                                                                                             \
-    X(rr_hello, region_addr, 64, 8)                                                                                              \
-    X(rr_hello, process_token, 72, 8)                                                                                            \
-    X(rr_hello, pid, 80, 4)                                                                                                      \
-    X(rr_hello, provider, 84, 4)                                                                                                 \
-    X(rr_hello, stripe_min_bytes, 88, 4)                                                                                         \
-    X(rr_hello, host, 96, 64)                                                                                                    \
-    X(rr_hello, region_name, 160, 128)                                                                                           \
-    X(rr_hello, paths, 288, 16)                                                                                                  \
+/* ---- every field, once: the asserts here, the table Python checks its view against (layout.c), the layout hash ----
+ */
+/* clang-format off */
+#define RR_FIELDS(X) \
+    X(rr_command, commit, 0, 8) \
+    X(rr_command, seq, 8, 8) \
+    X(rr_command, src, 16, 8) \
+    X(rr_command, dst, 24, 8) \
+    X(rr_command, bytes, 32, 4) \
+    X(rr_command, chunk, 36, 4) \
+    X(rr_command, peers, 40, 2) \
+    X(rr_command, op, 42, 1) \
+    X(rr_command, phase, 43, 1) \
+    X(rr_command, wave, 44, 1) \
+    X(rr_command, mode, 45, 1) \
+    X(rr_command, digest, 46, 2) \
+    X(rr_abort, word, 0, 8) \
+    X(rr_kernel_line, seq_started, 0, 8) \
+    X(rr_kernel_line, seq_done, 8, 8) \
+    X(rr_kernel_line, fault, 16, 8) \
+    X(rr_progress, heartbeat, 0, 8) \
+    X(rr_progress, consumed, 8, 8) \
+    X(rr_progress, seq_posted, 16, 8) \
+    X(rr_progress, seq_completed, 24, 8) \
+    X(rr_progress, napping, 32, 4) \
+    X(rr_notice, stop, 0, 8) \
+    X(rr_notice, beat, 8, 8) \
+    X(rr_notice, waiting, 16, 8) \
+    X(rr_wait_line, word, 0, 8) \
+    X(rr_flag, value, 0, 8) \
+    X(rr_record, seq, 0, 8) \
+    X(rr_record, first_command_ns, 8, 8) \
+    X(rr_record, last_posted_ns, 16, 8) \
+    X(rr_record, completed_ns, 24, 8) \
+    X(rr_record, bytes, 32, 4) \
+    X(rr_record, commands, 36, 2) \
+    X(rr_record, late_peers, 38, 2) \
+    X(rr_record, mode, 40, 1) \
+    X(rr_header, magic, 0, 8) \
+    X(rr_header, wire_version, 8, 4) \
+    X(rr_header, world, 12, 4) \
+    X(rr_header, rank, 16, 4) \
+    X(rr_header, phases, 20, 4) \
+    X(rr_header, layout_hash, 24, 8) \
+    X(rr_header, session, 32, 16) \
+    X(rr_header, slot_bytes, 48, 8) \
+    X(rr_header, region_bytes, 56, 8) \
+    X(rr_hello_path, gid, 0, 16) \
+    X(rr_hello_path, qpn, 16, 4) \
+    X(rr_hello_path, rkey, 20, 4) \
+    X(rr_hello_path, psn, 24, 4) \
+    X(rr_hello_path, mtu, 28, 1) \
+    X(rr_hello_path, hops, 29, 1) \
+    X(rr_hello, magic, 0, 8) \
+    X(rr_hello, wire_version, 8, 4) \
+    X(rr_hello, hello_bytes, 12, 4) \
+    X(rr_hello, world, 16, 4) \
+    X(rr_hello, rank, 20, 4) \
+    X(rr_hello, layout_hash, 24, 8) \
+    X(rr_hello, session, 32, 16) \
+    X(rr_hello, slot_bytes, 48, 8) \
+    X(rr_hello, region_bytes, 56, 8) \
+    X(rr_hello, region_addr, 64, 8) \
+    X(rr_hello, process_token, 72, 8) \
+    X(rr_hello, pid, 80, 4) \
+    X(rr_hello, provider, 84, 4) \
+    X(rr_hello, stripe_min_bytes, 88, 4) \
+    X(rr_hello, host, 96, 64) \
+    X(rr_hello, region_name, 160, 128) \
+    X(rr_hello, paths, 288, 16) \
     X(rr_hello, path, 304, 2048)
+/* clang-format on */
 
-#define RR_STRUCTS(X)                                                                                                            \
-    X(rr_command, 64)                                                                                                            \
-    X(rr_abort, RR_LINE)                                                                                                         \
-    X(rr_kernel_line, RR_LINE)                                                                                                   \
-    X(rr_progress, RR_LINE)                                                                                                      \
-    X(rr_notice, RR_LINE)                                                                                                        \
-    X(rr_wait_line, RR_LINE)                                                                                                          \
-    X(rr_flag, RR_LINE)                                                                                                          \
-    X(rr_record, 64)                                                                                                             \
-    X(rr_header, 64)                                                                                                             \
-    X(rr_hello_path, 32)                                                                                                         \
+/* clang-format off */
+#define RR_STRUCTS(X) \
+    X(rr_command, 64) \
+    X(rr_abort, RR_LINE) \
+    X(rr_kernel_line, RR_LINE) \
+    X(rr_progress, RR_LINE) \
+    X(rr_notice, RR_LINE) \
+    X(rr_wait_line, RR_LINE) \
+    X(rr_flag, RR_LINE) \
+    X(rr_record, 64) \
+    X(rr_header, 64) \
+    X(rr_hello_path, 32) \
     X(rr_hello, 2352)
+/* clang-format on */
 
-#define RR_ASSERT_FIELD(type, field, offset, bytes)                                                                              \
-    RR_STATIC_ASSERT(RR_OFFSETOF(type, field) == (offset) && sizeof(((type *)0)->field) == (bytes), #type "." #field);
+#ifdef __CUDACC_RTC__ /* has no offsetof; nvcc, C and C++ compile the same header and check it all */
+#define RR_ASSERT_FIELD(type, field, offset, bytes)                                                                    \
+    RR_STATIC_ASSERT(sizeof(((type *)0)->field) == (bytes), #type "." #field);
+#else
+#define RR_ASSERT_FIELD(type, field, offset, bytes)                                                                    \
+    RR_STATIC_ASSERT(offsetof(type, field) == (offset) && sizeof(((type *)0)->field) == (bytes), #type "." #field);
+#endif
 #define RR_ASSERT_STRUCT(type, bytes) RR_STATIC_ASSERT(sizeof(type) == (bytes), #type);
 RR_FIELDS(RR_ASSERT_FIELD)
 RR_STRUCTS(RR_ASSERT_STRUCT)

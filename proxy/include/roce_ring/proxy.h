@@ -1,8 +1,8 @@
 /* The proxy's C API: one opaque handle per rank and session. Stable: structs start with their own size and only grow.
  *
  * Life of a handle:  create -> hello -> (exchange hellos) -> connect -> start -> ... -> stop -> destroy.
- * Every call may be made from any thread; calls that change the session must not race each other. Functions returning int
- * return 0, or -1 with one sentence in `why` (never truncated silently: it ends in "..." if it did not fit).
+ * Every call may be made from any thread; calls that change the session must not race each other. Functions returning
+ * int return 0, or -1 with one sentence in `why` (never truncated silently: it ends in "..." if it did not fit).
  */
 #ifndef ROCE_RING_PROXY_H
 #define ROCE_RING_PROXY_H
@@ -19,10 +19,11 @@ extern "C" {
 enum rr_state {
     RR_STATE_INIT = 0,      /* created; peers unknown. Left by connect. */
     RR_STATE_CONNECTED = 1, /* every peer's region is reachable; no thread yet. Left by start. */
-    RR_STATE_RUNNING = 2,   /* the progress thread serves commands. Left by stop (DRAINING) or by an abort word (ABORTED). */
-    RR_STATE_DRAINING = 3,  /* stop was asked: posted writes finish, peers are told, then CLOSED. */
-    RR_STATE_ABORTED = 4,   /* the abort word is set: commands are ignored, peers are told. Sticky. Left by stop. */
-    RR_STATE_CLOSED = 5,    /* the thread has ended. */
+    RR_STATE_RUNNING =
+        2, /* the progress thread serves commands. Left by stop (DRAINING) or by an abort word (ABORTED). */
+    RR_STATE_DRAINING = 3, /* stop was asked: posted writes finish, peers are told, then CLOSED. */
+    RR_STATE_ABORTED = 4,  /* the abort word is set: commands are ignored, peers are told. Sticky. Left by stop. */
+    RR_STATE_CLOSED = 5,   /* the thread has ended. */
 };
 
 typedef struct rr_config {
@@ -44,8 +45,8 @@ typedef struct rr_config {
     uint32_t yield;           /* 1: give the core away on every empty poll (more threads than cores) */
     int32_t cpu;              /* pin the thread there; -1 = leave it to the scheduler (measured neutral to -5.5 %) */
     uint32_t imm;             /* verbs: arrival by write-with-immediate instead of polled flags */
-    uint8_t order[RR_MAX_WORLD]; /* rank at each ring position */
-    uint8_t paths[RR_MAX_WORLD]; /* paths to each peer, 1..RR_MAX_PATHS */
+    uint8_t order[RR_MAX_WORLD];                /* rank at each ring position */
+    uint8_t paths[RR_MAX_WORLD];                /* paths to each peer, 1..RR_MAX_PATHS */
     uint8_t hops[RR_MAX_WORLD][RR_MAX_PATHS];   /* 1 = direct cable, 2 = through one neighbour, ... */
     uint8_t hca_of[RR_MAX_WORLD][RR_MAX_PATHS]; /* verbs: index into hca[] */
     char hca[8][32];                            /* verbs: device names; empty = unused */
@@ -137,7 +138,8 @@ RR_API void rr_proxy_stats(rr_proxy *proxy, rr_stats *out);
 /* Copies events with an index above `after`, oldest first; returns how many. */
 RR_API uint32_t rr_proxy_events(rr_proxy *proxy, uint64_t after, rr_event *out, uint32_t room);
 
-/* The layout as data: "struct field offset bytes" lines, then "struct - 0 bytes"; what Python checks its view against. */
+/* The layout as data: "struct field offset bytes" lines, then "struct - 0 bytes"; what Python checks its view against.
+ */
 RR_API const char *rr_layout_table(void);
 RR_API uint64_t rr_layout_hash(uint32_t world, uint64_t slot_bytes);
 RR_API void rr_layout_fill(uint32_t world, uint64_t capacity, rr_layout *out);
