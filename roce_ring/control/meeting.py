@@ -61,6 +61,7 @@ class Meeting:
         self._members: dict[int, _Member] = {}
         self._tokens: dict[bytes, int] = {}
         self._rounds: dict[int, _Round] = {}
+        self._told: set[int] = set()  # ranks that came after the failure
         self._change = threading.Condition()
 
     def join(self, who: Identity) -> bytes:
@@ -73,6 +74,8 @@ class Meeting:
                     "give each job an address of its own",
                 )
             if self.failure:
+                self._told.add(who.rank)
+                self._change.notify_all()
                 raise self.failure
             if who.world != self.world:
                 members = [*(member.identity for member in self._members.values()), who]
@@ -147,13 +150,15 @@ class Meeting:
             self._change.notify_all()
             return self.failure
 
-    def wait_all_gone(self, timeout_s: float) -> None:
-        """Until every rank but 0 has joined and gone: whoever comes meanwhile is told why the meeting failed."""
-        deadline = time.monotonic() + timeout_s
+    def wait_all_told(self, timeout_s: float) -> None:
+        """Until every rank but 0 has come and gone: whoever comes meanwhile hears why the meeting failed."""
+
+        def all_told() -> bool:
+            gone = {rank for rank, member in self._members.items() if member.gone}
+            return gone | self._told >= set(range(1, self.world))
+
         with self._change:
-            while sum(bool(member.gone) for rank, member in self._members.items() if rank) < self.world - 1:
-                if not self._change.wait(deadline - time.monotonic()) and time.monotonic() >= deadline:
-                    return
+            self._change.wait_for(all_told, timeout_s)
 
     def _rank(self, token: bytes) -> int:
         if token not in self._tokens:

@@ -84,7 +84,7 @@ class Host:
     def close(self) -> None:
         self._meeting.leave(self._token, "closed the exchange")
         if self._meeting.failure:
-            self._meeting.wait_all_gone(_FAILED_LINGER_S)
+            self._meeting.wait_all_told(_FAILED_LINGER_S)
         self._closing.set()
         self._server.stop(_GRACE_S).wait(_GRACE_S + 1)
         self._release()

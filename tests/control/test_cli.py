@@ -12,13 +12,16 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from roce_ring.cli.main import VERBS, main
 from roce_ring.control.model import EventKind, RankState, SessionState
+from roce_ring.control.server import RankServer
 
 Run = Callable[..., tuple[int, str, str]]
+Serve = Callable[..., tuple[Any, RankServer]]
 
 
 @pytest.fixture
@@ -68,7 +71,7 @@ def test_the_program_starts_without_its_heavy_parts() -> None:
     assert subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
-def test_status_shows_every_rank_with_its_reason(run: Run, serve) -> None:  # type: ignore[no-untyped-def]
+def test_status_shows_every_rank_with_its_reason(run: Run, serve: Serve) -> None:
     for rank in range(3):
         serve(rank=rank)
     serve(rank=3, now=RankState(SessionState.RUNNING, waiting_for_ranks=(2,)))
@@ -92,7 +95,7 @@ def test_status_shows_every_rank_with_its_reason(run: Run, serve) -> None:  # ty
     assert rows[5] == "memory of a rank of job: header 4.0 KiB, recv 3.0 MiB"
 
 
-def test_status_of_an_aborted_rank_names_the_culprit_and_exits_1(run: Run, serve) -> None:  # type: ignore[no-untyped-def]
+def test_status_of_an_aborted_rank_names_the_culprit_and_exits_1(run: Run, serve: Serve) -> None:
     serve(now=RankState(SessionState.ABORTED, "a peer's process is gone", culprit_rank=2, sequence=12))
     code, out, _ = run("status")
     assert code == 1
@@ -104,7 +107,7 @@ def test_status_with_nothing_running_says_where_it_looked(run: Run, run_dir: Pat
     assert json.loads(run("status", "--json")[1]) == {"schema": "roce-ring/status/v1", "ranks": []}
 
 
-def test_status_json_is_complete(run: Run, serve) -> None:  # type: ignore[no-untyped-def]
+def test_status_json_is_complete(run: Run, serve: Serve) -> None:
     control, server = serve()
     code, out, _ = run("status", "--json")
     (rank,) = json.loads(out)["ranks"]
@@ -115,7 +118,7 @@ def test_status_json_is_complete(run: Run, serve) -> None:  # type: ignore[no-un
     assert rank["stats"]["memory"][1] == {"name": "recv", "size_bytes": 3 << 20}
 
 
-def test_a_dead_and_a_stopped_rank_are_rows_not_failures(run: Run, serve, run_dir: Path) -> None:  # type: ignore[no-untyped-def]
+def test_a_dead_and_a_stopped_rank_are_rows_not_failures(run: Run, serve: Serve, run_dir: Path) -> None:
     """One bad rank must not hide the good ones, and the stopped one is the one to look for."""
     serve()
     with socket.socket(socket.AF_UNIX) as dead, socket.socket(socket.AF_UNIX) as stopped:
@@ -129,7 +132,7 @@ def test_a_dead_and_a_stopped_rank_are_rows_not_failures(run: Run, serve, run_di
     assert re.search(r"^job +2 +no-answer .*did not answer within 0\.3 s", out, re.MULTILINE)
 
 
-def test_session_selects(run: Run, serve) -> None:  # type: ignore[no-untyped-def]
+def test_session_selects(run: Run, serve: Serve) -> None:
     serve()
     serve("other", rank=1)
     assert [one["session_name"] for one in json.loads(run("status", "--session", "other", "--json")[1])["ranks"]] == [
@@ -138,7 +141,7 @@ def test_session_selects(run: Run, serve) -> None:  # type: ignore[no-untyped-de
     assert run("status", "--session", "none")[1].startswith("no rank of session none is running on this host")
 
 
-def test_stats_has_a_row_for_every_counter_and_every_path(run: Run, serve) -> None:  # type: ignore[no-untyped-def]
+def test_stats_has_a_row_for_every_counter_and_every_path(run: Run, serve: Serve) -> None:
     serve(rank=0)
     serve(rank=1)
     code, out, _ = run("stats")
@@ -151,7 +154,7 @@ def test_stats_has_a_row_for_every_counter_and_every_path(run: Run, serve) -> No
     assert [one["stats"]["ops_posted"] for one in ranks] == [7, 7]
 
 
-def test_tune_changes_running_ranks_and_stats_shows_it(run: Run, serve) -> None:  # type: ignore[no-untyped-def]
+def test_tune_changes_running_ranks_and_stats_shows_it(run: Run, serve: Serve) -> None:
     for rank in range(2):
         serve(rank=rank)
     code, out, _ = run("tune", "idle_spins=5000")
@@ -182,7 +185,9 @@ def test_tune_changes_running_ranks_and_stats_shows_it(run: Run, serve) -> None:
         (["nap_us=5", "--rank", "7"], "no rank 7 is running on this host"),
     ],
 )
-def test_a_wrong_tune_is_one_sentence_and_changes_nothing(run: Run, serve, arguments: list[str], sentence: str) -> None:  # type: ignore[no-untyped-def]
+def test_a_wrong_tune_is_one_sentence_and_changes_nothing(
+    run: Run, serve: Serve, arguments: list[str], sentence: str
+) -> None:
     control, _ = serve()
     before = control.counters
     code, out, err = run("tune", *arguments)
@@ -206,7 +211,7 @@ def test_wrong_usage_exits_2(run: Run, arguments: list[str]) -> None:
     assert "Traceback" not in err
 
 
-def test_status_follow_prints_events_as_they_happen_and_ctrl_c_is_quiet(serve, run_dir: Path) -> None:  # type: ignore[no-untyped-def]
+def test_status_follow_prints_events_as_they_happen_and_ctrl_c_is_quiet(serve: Serve, run_dir: Path) -> None:
     control, _ = serve()
     control.happen(EventKind.LATE, "rank 2 is late", 2)
     process = program("status", "--follow", ROCE_RING_RUN_DIR=str(run_dir), PYTHONUNBUFFERED="1")
@@ -220,7 +225,7 @@ def test_status_follow_prints_events_as_they_happen_and_ctrl_c_is_quiet(serve, r
     assert (process.returncode, err) == (130, "")
 
 
-def test_stats_watch_repeats_until_interrupted(serve, run_dir: Path) -> None:  # type: ignore[no-untyped-def]
+def test_stats_watch_repeats_until_interrupted(serve: Serve, run_dir: Path) -> None:
     control, _ = serve()
     process = program("stats", "--json", "--watch", "0.1", ROCE_RING_RUN_DIR=str(run_dir))
     assert process.stdout

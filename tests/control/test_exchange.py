@@ -133,7 +133,7 @@ def test_an_address_that_something_else_serves_is_refused() -> None:
         other.bind(("127.0.0.1", 0))
         other.listen()
         with pytest.raises(ExchangeError, match=r"rank 0 cannot listen on 127\.0\.0\.1:\d+: it is in use"):
-            RendezvousExchange(f"127.0.0.1:{other.getsockname()[1]}", 0, 2, timeout_s=5)
+            RendezvousExchange(f"127.0.0.1:{other.getsockname()[1]}", 0, 2, timeout_s=0.5)
 
 
 def test_a_rank_that_comes_after_the_failure_hears_the_same_sentence(
@@ -158,7 +158,9 @@ def test_a_rank_that_dies_or_stops_during_set_up_is_named_by_all_others(
     """Real processes: three ranks meet, one is killed or stopped, the others wait for it in the next step."""
     program = (
         "import sys, time\n"
+        "from roce_ring.control import rendezvous\n"
         "from roce_ring.exchange import ExchangeError, RendezvousExchange\n"
+        "rendezvous._FAILED_LINGER_S = 0.2\n"
         f"e = RendezvousExchange('unix:{tmp_path}/meet.sock', int(sys.argv[1]), 3, timeout_s=20)\n"
         "print('met', flush=True)\n"
         f"time.sleep(60 if sys.argv[1] == '{victim}' else 0.5)\n"

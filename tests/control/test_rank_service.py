@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -16,8 +17,11 @@ from roce_ring.control.client import ControlError, RankClient
 from roce_ring.control.model import EventKind, IdlePolicy, RankEvent, RankState, SessionState
 from roce_ring.control.proto.roce_ring.v1 import rank_service_pb2 as pb
 from roce_ring.control.proto.roce_ring.v1 import rank_service_pb2_grpc as pb_grpc
+from roce_ring.control.server import RankServer
 from roce_ring.control.servicer import WATCHERS
 from roce_ring.errors import RoceRingError, SetupError
+
+Serve = Callable[..., tuple[Any, RankServer]]
 
 
 def until(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
@@ -27,7 +31,7 @@ def until(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
     return condition()
 
 
-def test_every_answer_arrives_as_the_session_gave_it(serve):
+def test_every_answer_arrives_as_the_session_gave_it(serve: Serve) -> None:
     """A counter or a name that is lost or changed on the way would mislead an operator."""
     control, server = serve()
     with RankClient(server.path) as client:
@@ -36,7 +40,7 @@ def test_every_answer_arrives_as_the_session_gave_it(serve):
         assert client.stats() == control.stats()
 
 
-def test_absent_values_stay_absent(serve):
+def test_absent_values_stay_absent(serve: Serve) -> None:
     """Rank 0 as culprit and no culprit are different things."""
     control, server = serve()
     with RankClient(server.path) as client:
@@ -47,7 +51,7 @@ def test_absent_values_stay_absent(serve):
         assert client.state() == control.now
 
 
-def test_idle_policy_changes_live_and_says_what_it_was(serve):
+def test_idle_policy_changes_live_and_says_what_it_was(serve: Serve) -> None:
     _, server = serve()
     with RankClient(server.path) as client:
         assert client.set_idle(5000, None) == (IdlePolicy(20_000_000, 20), IdlePolicy(5000, 20))
@@ -55,7 +59,7 @@ def test_idle_policy_changes_live_and_says_what_it_was(serve):
         assert client.stats().idle_spins == 5000
 
 
-def test_a_client_of_an_older_session_cannot_change_the_new_one(serve):
+def test_a_client_of_an_older_session_cannot_change_the_new_one(serve: Serve) -> None:
     """Somebody decides to abort, the ranks restart meanwhile: the abort must not hit the healthy session."""
     control, server = serve()
     old = control.session_id
@@ -87,7 +91,9 @@ def test_a_client_of_an_older_session_cannot_change_the_new_one(serve):
         ("Drain", pb.DrainRequest(timeout_ms=600_001), "timeout_ms is 600001"),
     ],
 )
-def test_every_request_field_is_bounded_and_nothing_is_half_applied(serve, method, request_, sentence):
+def test_every_request_field_is_bounded_and_nothing_is_half_applied(
+    serve: Serve, method: str, request_: object, sentence: str
+) -> None:
     control, server = serve()
     before = control.counters
     with grpc.insecure_channel(f"unix:{server.path}") as channel, pytest.raises(grpc.RpcError) as caught:
@@ -97,7 +103,7 @@ def test_every_request_field_is_bounded_and_nothing_is_half_applied(serve, metho
     assert (control.counters, control.now.state) == (before, SessionState.RUNNING)
 
 
-def test_a_request_larger_than_any_real_one_is_refused_unread(serve):
+def test_a_request_larger_than_any_real_one_is_refused_unread(serve: Serve) -> None:
     control, server = serve()
     with grpc.insecure_channel(f"unix:{server.path}") as channel, pytest.raises(grpc.RpcError) as caught:
         pb_grpc.RankServiceStub(channel).Abort(pb.AbortRequest(reason="x" * 100_000), timeout=2)
@@ -105,7 +111,7 @@ def test_a_request_larger_than_any_real_one_is_refused_unread(serve):
     assert control.now.state is SessionState.RUNNING
 
 
-def test_drain_reports_what_is_still_in_flight(serve):
+def test_drain_reports_what_is_still_in_flight(serve: Serve) -> None:
     control, server = serve(drains=False)
     with RankClient(server.path) as client:
         assert client.drain(0.05) is False
@@ -113,7 +119,7 @@ def test_drain_reports_what_is_still_in_flight(serve):
         assert client.drain(0.05) is True
 
 
-def test_a_session_that_refuses_is_quoted(serve):
+def test_a_session_that_refuses_is_quoted(serve: Serve) -> None:
     control, server = serve()
 
     def refuse(*_: object) -> IdlePolicy:
@@ -126,14 +132,14 @@ def test_a_session_that_refuses_is_quoted(serve):
 
 
 @pytest.mark.expected_warnings("a control call failed")
-def test_a_session_that_breaks_gives_one_sentence_not_a_traceback(serve):
+def test_a_session_that_breaks_gives_one_sentence_not_a_traceback(serve: Serve) -> None:
     control, server = serve()
     control.stats = lambda: 1 // 0
     with RankClient(server.path) as client, pytest.raises(ControlError, match="ZeroDivisionError"):
         client.stats()
 
 
-def test_watch_gives_the_state_then_everything_that_happens(serve):
+def test_watch_gives_the_state_then_everything_that_happens(serve: Serve) -> None:
     control, server = serve()
     control.happen(EventKind.LATE, "rank 2 is late: operation 12, 1.0 s", 2)
     seen: list[RankState | RankEvent] = []
@@ -153,7 +159,7 @@ def test_watch_gives_the_state_then_everything_that_happens(serve):
     assert control.now in seen
 
 
-def test_watch_goes_on_after_the_last_event_that_was_seen(serve):
+def test_watch_goes_on_after_the_last_event_that_was_seen(serve: Serve) -> None:
     control, server = serve()
     for message in ("one", "two", "three"):
         control.happen(EventKind.STATE, message)
@@ -162,7 +168,7 @@ def test_watch_goes_on_after_the_last_event_that_was_seen(serve):
     assert events == ["three"]
 
 
-def test_watchers_are_bounded_and_leave_room_for_health(serve):
+def test_watchers_are_bounded_and_leave_room_for_health(serve: Serve) -> None:
     """A script that forgets to end its watches must not take the health checks away."""
     _, server = serve()
     clients = [RankClient(server.path) for _ in range(WATCHERS + 1)]
@@ -178,7 +184,7 @@ def test_watchers_are_bounded_and_leave_room_for_health(serve):
         client.close()
 
 
-def test_health_follows_the_state_by_itself(serve):
+def test_health_follows_the_state_by_itself(serve: Serve) -> None:
     control, server = serve(now=RankState(SessionState.INIT))
     with RankClient(server.path) as client:
         assert not client.healthy()
@@ -187,7 +193,7 @@ def test_health_follows_the_state_by_itself(serve):
             assert until(lambda: client.healthy() is (state in (SessionState.CONNECTED, SessionState.RUNNING))), state  # noqa: B023
 
 
-def test_health_turns_when_the_session_is_stuck_and_other_calls_cannot_starve_it(serve):
+def test_health_turns_when_the_session_is_stuck_and_other_calls_cannot_starve_it(serve: Serve) -> None:
     """A rank wedged in its device answers nothing any more; the load balancer must still hear NOT_SERVING."""
     control, server = serve()
     with RankClient(server.path, timeout_s=0.3) as client:
@@ -204,7 +210,7 @@ def test_health_turns_when_the_session_is_stuck_and_other_calls_cannot_starve_it
 
 
 @pytest.mark.expected_warnings("the session failed to tell its state")
-def test_health_turns_when_the_session_breaks(serve):
+def test_health_turns_when_the_session_breaks(serve: Serve) -> None:
     control, server = serve()
     with RankClient(server.path) as client:
         assert until(client.healthy)
@@ -212,13 +218,13 @@ def test_health_turns_when_the_session_breaks(serve):
         assert until(lambda: not client.healthy())
 
 
-def test_only_user_and_group_can_reach_the_socket(serve, run_dir):
+def test_only_user_and_group_can_reach_the_socket(serve: Serve, run_dir: Path) -> None:
     _, server = serve()
     assert stat.S_IMODE(server.path.stat().st_mode) == 0o660
     assert stat.S_IMODE(run_dir.stat().st_mode) == 0o750
 
 
-def test_a_second_server_on_the_same_path_is_refused_and_harms_nothing(serve):
+def test_a_second_server_on_the_same_path_is_refused_and_harms_nothing(serve: Serve) -> None:
     """gRPC alone would let the second one take the socket over in silence."""
     _, server = serve()
     with pytest.raises(SetupError, match=r"is already served by a running process \(pid \d+, session job, rank 0\)"):
@@ -227,7 +233,7 @@ def test_a_second_server_on_the_same_path_is_refused_and_harms_nothing(serve):
         assert client.info().rank == 0
 
 
-def test_close_removes_the_socket_and_the_lock_and_frees_the_name(serve, run_dir):
+def test_close_removes_the_socket_and_the_lock_and_frees_the_name(serve: Serve, run_dir: Path) -> None:
     _, server = serve()
     server.close()
     server.close()
@@ -235,7 +241,7 @@ def test_close_removes_the_socket_and_the_lock_and_frees_the_name(serve, run_dir
     serve()
 
 
-def test_client_says_what_is_behind_a_path(serve, run_dir, tmp_path):
+def test_client_says_what_is_behind_a_path(serve: Serve, run_dir: Path, tmp_path: Path) -> None:
     _, server = serve()
     with pytest.raises(ControlError, match="nothing is running behind") as caught:
         RankClient(run_dir / "job-r9.sock")
@@ -253,7 +259,7 @@ def test_client_says_what_is_behind_a_path(serve, run_dir, tmp_path):
     client.close()
 
 
-def test_client_names_a_process_that_does_not_answer(tmp_path: Path):
+def test_client_names_a_process_that_does_not_answer(tmp_path: Path) -> None:
     """A rank stopped with SIGSTOP still has a socket that accepts connections."""
     path = tmp_path / "job-r0.sock"
     with socket.socket(socket.AF_UNIX) as listener:
