@@ -84,6 +84,7 @@ class Session:
         self._stop_pump = threading.Event()
         self._pump: threading.Thread | None = None
         self._abort_note = ""
+        self._final_word = 0  # the abort word of a closed session
 
         self.layout: Layout = self._native.layout(self.world, self.capacity)
         self.layout_hash = int(self._native.proxy.rr_layout_hash(self.world, self.layout.slot_bytes))
@@ -223,9 +224,7 @@ class Session:
         self._native.kernels.rr_op_seal(ct.byref(op))
         with self._lock:
             if self._proxy is None or self._drained.is_set():
-                raise RoceRingError(
-                    "closed", f"rank {self.rank}'s session is {'closed' if self._proxy is None else 'draining'}"
-                )
+                raise self._closed()
             result = self._native.kernels.rr_cpu_run(ct.byref(op), blocks, threads)
         if result == 2:
             refusal = self._native.kernels.rr_cpu_refusal(ct.byref(op))
@@ -234,15 +233,22 @@ class Session:
             self.check(wait_s=1.0)
             raise SessionAborted("internal", f"a wait failed on rank {self.rank} and nobody said why", "report this")
 
+    def _closed(self) -> RoceRingError:
+        if self._proxy is None:
+            return RoceRingError("closed", f"rank {self.rank}'s session is closed", "make a new one on every rank")
+        return RoceRingError("closed", f"rank {self.rank}'s session is draining: it takes no new operations")
+
     def abort_word(self) -> int:
         with self._life:
-            return int(self._native.proxy.rr_proxy_abort_word(self._proxy)) if self._proxy else 0
+            return int(self._native.proxy.rr_proxy_abort_word(self._proxy)) if self._proxy else self._final_word
 
     def check(self, wait_s: float = 0.0) -> None:
-        """Raises if the session is over. `wait_s`: how long the proxy may take to turn a kernel's fault into a
-        verdict."""
+        """Raises if the session is over, by an abort or by close(). `wait_s`: how long the proxy may take to turn a
+        kernel's fault into a verdict."""
         deadline = time.monotonic() + wait_s
         while not (word := self.abort_word()):
+            if self._proxy is None:
+                raise self._closed()
             if time.monotonic() >= deadline:
                 return
             time.sleep(0.002)
@@ -424,7 +430,7 @@ class Session:
         nap = raw.nap_us if nap_us is None else nap_us
         with self._life:
             if self._proxy is None:
-                raise RoceRingError("closed", f"rank {self.rank}'s session is closed")
+                raise self._closed()
             if self._native.proxy.rr_proxy_set_idle(self._proxy, spins, nap) != 0:
                 raise RoceRingError("config", f"nap_us is {nap}, expected 1 to 1000")
         self._add_event(EventKind.IDLE_POLICY, f"idle policy is idle_spins {spins}, nap_us {nap}")
@@ -471,6 +477,7 @@ class Session:
             if self._pump is not None and self._pump is not threading.current_thread():
                 self._pump.join(2.0)
             with self._life:
+                self._final_word = int(self._native.proxy.rr_proxy_abort_word(self._proxy))
                 proxy, self._proxy = self._proxy, None
                 self._native.proxy.rr_proxy_destroy(proxy)
             with self._new_event:

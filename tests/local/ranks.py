@@ -147,6 +147,17 @@ def _main(
     pipe.send(Outcome(rank, value, error, tuple(log.records), time.monotonic()))
 
 
+def _check_log(outcomes: list[Outcome], allow: tuple[str, ...]) -> None:
+    patterns = (*allow, _BUSY_HOST)
+    odd = [
+        f"rank {one.rank}: {level}: {message}"
+        for one in outcomes
+        for level, message in one.log
+        if level not in ("DEBUG", "INFO") and not any(re.search(pattern, message) for pattern in patterns)
+    ]
+    assert not odd, "ranks logged what the test did not expect:\n" + "\n".join(odd)
+
+
 @dataclass
 class _Process:
     process: Any
@@ -219,8 +230,13 @@ class Ranks:
     def resume(self, rank: int) -> None:
         os.kill(self.pid(rank), signal.SIGCONT)
 
-    def finish(self, timeout_s: float = 40.0, allow: tuple[str, ...] = ()) -> list[Outcome]:
+    def finish(self, allow: tuple[str, ...] = (), timeout_s: float = 40.0) -> list[Outcome]:
         """Outcomes of all ranks that were not killed. Fails if one hangs, or logs a warning that `allow` lacks."""
+        outcomes = self._collect(timeout_s)
+        _check_log(outcomes, allow)
+        return outcomes
+
+    def _collect(self, timeout_s: float) -> list[Outcome]:
         deadline = time.monotonic() + timeout_s
         outcomes = []
         for rank, one in enumerate(self._ranks):
@@ -231,26 +247,19 @@ class Ranks:
             if not one.killed:
                 assert one.outcome is not None, f"rank {rank} said nothing: {self._describe(rank)}"
                 outcomes.append(one.outcome)
-        patterns = (*allow, _BUSY_HOST)
-        odd = [
-            f"rank {one.rank}: {level}: {message}"
-            for one in outcomes
-            for level, message in one.log
-            if level not in ("DEBUG", "INFO") and not any(re.search(pattern, message) for pattern in patterns)
-        ]
-        assert not odd, "ranks logged what the test did not expect:\n" + "\n".join(odd)
         return outcomes
 
-    def values(self, **options: Any) -> list[Any]:
+    def values(self, allow: tuple[str, ...] = (), timeout_s: float = 40.0) -> list[Any]:
         """finish(), where no rank may fail; what the scenarios returned."""
-        outcomes = self.finish(**options)
+        outcomes = self._collect(timeout_s)
         failed = [f"rank {one.rank}: {one.error.traceback}" for one in outcomes if one.error]
         assert not failed, "\n".join(failed)
+        _check_log(outcomes, allow)
         return [one.value for one in outcomes]
 
-    def errors(self, **options: Any) -> list[Failure]:
+    def errors(self, allow: tuple[str, ...] = (), timeout_s: float = 40.0) -> list[Failure]:
         """finish(), where every rank must fail."""
-        outcomes = self.finish(**options)
+        outcomes = self.finish(allow, timeout_s)
         fine = [one.rank for one in outcomes if one.error is None]
         assert not fine, f"expected an error on every rank, ranks {fine} had none"
         return [one.error for one in outcomes if one.error]
