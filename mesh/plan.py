@@ -17,7 +17,11 @@ if __name__ == "__main__" and not __package__:  # run as a script from a clone: 
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
     __package__ = "mesh"
 
-import msgspec
+try:
+    import msgspec
+    import yaml as _yaml  # noqa: F401 (used by loading; asked for here so that the sentence below covers it)
+except ImportError as _missing:
+    sys.exit(f"plan: the Python package {_missing.name} is not installed; run: pip install PyYAML msgspec")
 
 from . import output, report, ssh
 from .commands import down, up
