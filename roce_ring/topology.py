@@ -93,8 +93,9 @@ def _from_plan(file: str, rank: int, world: int) -> Topology:
 
 
 def _from_maps(hca: str, text: str, rank: int, world: int) -> Topology:
-    """The planner's map has no hops, but up to a world of four they follow from it: HCA 2 * plane + port, and only
-    neighbours are reached through one port on both planes. Larger worlds need the plan itself."""
+    """The planner's map has no hops, but in the usual rings of up to four they follow from it: up to three ranks all are
+    neighbours, unless two peers share an HCA; in a ring of four (HCA 2 * plane + port) only neighbours are reached through
+    one port on both planes. Anything else needs the plan itself."""
     hcas = tuple(hca.split(",")) if hca else ()
     maps = []
     for section in text.split(";"):
@@ -114,18 +115,13 @@ def _from_maps(hca: str, text: str, rank: int, world: int) -> Topology:
             f"peer_hca_maps uses HCA {most}, but hca lists {len(hcas)}",
             "set ROCE_RING_HCA from the same environment line",
         )
-    if world > 4:
-        raise ConfigError(
-            f"in a world of {world} peer_hca_maps alone does not say who is how far",
-            "set ROCE_RING_PLAN to the plan.json that roce-ring plan --out wrote",
-        )
-    beside = [{p for p, ways in one.items() if len({way % 2 for way in ways}) == 1} for one in maps]
+    beside = [_neighbours(one, world, len(hcas)) for one in maps]
     order = [0]
     while len(order) < world:
         onward = sorted((p for p in beside[order[-1]] if p not in order), key=lambda p: min(maps[order[-1]][p]) % 2)
-        if not onward or (world == 4 and len(beside[order[-1]]) > 2):
+        if not onward:
             raise ConfigError(
-                "peer_hca_maps does not form a ring",
+                "peer_hca_maps alone does not say who is how far in this ring",
                 "set ROCE_RING_PLAN to the plan.json that roce-ring plan --out wrote",
             )
         order.append(onward[0])
@@ -133,3 +129,12 @@ def _from_maps(hca: str, text: str, rank: int, world: int) -> Topology:
         tuple(Path(way, 1 if p in beside[rank] else 2) for way in maps[rank].get(p, ())) for p in range(world)
     )
     return Topology(rank, tuple(order), paths, hcas)
+
+
+def _neighbours(ways_to: dict[int, tuple[int, ...]], world: int, hcas: int) -> set[int]:
+    """Ranks one cable away, or nobody if the map does not tell."""
+    used = [way for ways in ways_to.values() for way in ways]
+    if world <= 3:
+        return set(ways_to) if len(set(used)) == len(used) else set()
+    beside = {p for p, ways in ways_to.items() if len({way % 2 for way in ways}) == 1}
+    return beside if world == 4 and hcas == 4 and len(beside) == 2 else set()
