@@ -1,0 +1,154 @@
+"""`roce-ring bench`: checks and measures collectives over ranks that it starts on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..errors import ConfigError
+
+if TYPE_CHECKING:
+    from ..bench.job import Answer
+
+COMPARE = ("gloo",)
+MAX_ITERS = 100_000
+
+
+def register(app: typer.Typer) -> None:
+    @app.command()
+    def bench(
+        local: Annotated[int, typer.Option(min=2, max=16, help="Ranks to start on this machine.")] = 4,
+        sizes: Annotated[
+            str,
+            typer.Option(
+                help="Payloads in bytes, joined by commas; K and M are 1024 and 1024 x 1024; 2K-1M doubles from 2K to "
+                "1M. Rounded up to whole elements."
+            ),
+        ] = "2K-1M",
+        dtype: Annotated[str, typer.Option(help="float32, bf16, fp16, several joined by commas, or all.")] = "float32",
+        op: Annotated[
+            str, typer.Option(help="all_reduce, all_gather, reduce_scatter, several, or all.")
+        ] = "all_reduce",
+        mode: Annotated[
+            str, typer.Option(help="Modes of all_reduce, or all that this world can run; auto is the one for the size.")
+        ] = "auto",
+        iters: Annotated[int, typer.Option(min=1, max=MAX_ITERS, help="Samples a row.")] = 100,
+        check: Annotated[
+            bool, typer.Option("--check", help="Check every alignment, in place, repeats and bits; see below.")
+        ] = False,
+        fp32_partials: Annotated[
+            bool, typer.Option("--fp32-partials", help="Modes that pass on partial sums of 16 bits pass on 32.")
+        ] = False,
+        paths: Annotated[int, typer.Option(min=1, max=4, help="Paths between every two ranks.")] = 1,
+        provider: Annotated[str, typer.Option(help="shm or verbs.", show_default="ROCE_RING_PROVIDER, or shm")] = "",
+        compare: Annotated[str, typer.Option(help="gloo: torch's all-reduce, taking turns in the same run.")] = "",
+        as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")] = False,
+        plot: Annotated[Path | None, typer.Option(help="Draw latency against size: .png, .svg or .pdf.")] = None,
+        report: Annotated[Path | None, typer.Option(help="Write the table and what it ran on as Markdown.")] = None,
+    ) -> None:
+        """Check and measure collectives over ranks that it starts on this machine.
+
+        Every row is checked, out of place and in place, on inputs whose right answer is exact, before and while it is
+        timed. --check adds inputs and outputs at odd addresses, and sums that round: same bits on all ranks, on every
+        repeat and at every address. ROCE_RING_* variables apply. Exits 1 if a value is wrong, 2 if it could not run.
+        """
+        from ..bench.cases import Spec, parse_dtypes, parse_ops, parse_sizes
+        from ..bench.local import run_local
+        from ..bench.table import as_dict, render
+        from ..settings import Settings
+
+        settings = Settings.from_env({**os.environ, **({"ROCE_RING_PROVIDER": provider} if provider else {})})
+        spec = Spec(
+            sizes=parse_sizes(sizes),
+            dtypes=parse_dtypes(dtype),
+            ops=parse_ops(op),
+            modes=parse_modes(mode, local),
+            iterations=iters,
+            thorough=check,
+            fp32_partials=fp32_partials,
+            gloo=bool(parse_compare(compare)),
+        )
+        before_start(spec.gloo, plot, report)
+        with progress() as tell:
+            result = run_local(local, spec, settings, paths, tell)
+        print(json.dumps(as_dict(result, spec), indent=2) if as_json else render(result, spec))
+        if plot:
+            from ..bench.plot import plot as draw
+
+            draw(result, plot)
+        if report:
+            from ..bench.report import markdown
+
+            report.write_text(markdown(result, spec), encoding="utf-8")
+        raise typer.Exit(1 if result.wrong else 0)
+
+
+def parse_modes(text: str, world: int) -> list[str]:
+    """Mode names that this world can run; none for auto. Raises ConfigError for a name it cannot."""
+    from ..bench.cases import parse_names
+    from ..modes import modes
+
+    if text == "auto":
+        return []
+    names = parse_names(text, {name: name for name in modes()}, "a mode")
+    refusals = [refusal for name in names if (refusal := modes()[name].refusal(world))]
+    if refusals and text != "all":
+        raise ConfigError("; ".join(refusals), "leave them out; --mode all runs every mode that fits")
+    return [name for name in names if not modes()[name].refusal(world)]
+
+
+def parse_compare(text: str) -> str:
+    if text and text not in COMPARE:
+        raise ConfigError(f"--compare: {text!r} is not known", f"expected {' or '.join(COMPARE)}")
+    return text
+
+
+def before_start(gloo: bool, plot: Path | None, report: Path | None) -> None:
+    """Raises ConfigError for what would only show after minutes of measuring."""
+    from importlib.util import find_spec
+
+    problems = []
+    if gloo and find_spec("torch") is None:
+        problems.append("--compare gloo needs torch, which is not installed: pip install torch")
+    if plot:
+        from ..bench.plot import plot_problem
+
+        problems += [problem] if (problem := plot_problem(plot)) else []
+    if report and not report.parent.is_dir():
+        problems.append(f"--report: there is no directory {report.parent}")
+    if problems:
+        raise ConfigError("; ".join(problems))
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[Answer], None]]:
+    """What ranks say, on stderr: a bar on a terminal, else only their warnings."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from ..bench import job
+
+    console = Console(stderr=True)
+    # Drawn seldom: every redraw takes a core from the ranks.
+    bar = Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+        console=console, transient=True, auto_refresh=False, disable=not console.is_terminal,
+    )  # fmt: skip
+    with bar:
+        task = bar.add_task("starting ranks", total=None)
+        bar.refresh()
+
+        def tell(answer: Answer) -> None:
+            if isinstance(answer, job.Progress):
+                bar.update(task, completed=answer.done, total=answer.of, description=answer.what, refresh=True)
+            elif isinstance(answer, job.Logged):
+                print(f"roce-ring bench: {answer.text}", file=sys.stderr)
+
+        yield tell
