@@ -93,9 +93,9 @@ def _from_plan(file: str, rank: int, world: int) -> Topology:
 
 
 def _from_maps(hca: str, text: str, rank: int, world: int) -> Topology:
-    """The planner's map has no hops, but in the usual rings of up to four they follow from it: up to three ranks all are
-    neighbours, unless two peers share an HCA; in a ring of four (HCA 2 * plane + port) only neighbours are reached through
-    one port on both planes. Anything else needs the plan itself."""
+    """The planner's map has no hops, but in the usual rings of up to four they follow from it: up to three ranks all
+    are neighbours, unless two peers share an HCA; in a ring of four (HCA 2 * plane + port) only neighbours are reached
+    through one port on both planes. Anything else needs the plan itself."""
     hcas = tuple(hca.split(",")) if hca else ()
     maps = []
     for section in text.split(";"):
