@@ -11,18 +11,19 @@ import threading
 import time
 from dataclasses import dataclass, field
 
-from ..errors import RoceRingError
+from ..errors import SetupError
 
 MAX_WORLD = 16
 MAX_PAYLOAD_BYTES = 1 << 20
 MAX_TIMEOUT_S = 3600.0
 
 
-class ExchangeError(RoceRingError):
+class ExchangeError(SetupError):
     """Ranks could not meet, or one that did went away. The same sentence on every rank that is reached."""
 
     def __init__(self, message: str, hint: str = "") -> None:
-        super().__init__("exchange", message, hint)
+        super().__init__(message, hint)
+        self.code = "exchange"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +129,9 @@ class Meeting:
                             f"rank {r} ({self._members[r].identity}) {self._members[r].gone}",
                             "read that rank's log; start all ranks again",
                         )
-                if not self._change.wait(deadline - time.monotonic()) and time.monotonic() >= deadline:
+                if time.monotonic() >= deadline:
                     raise self._expired(missing, sorted(this.payloads), timeout_s)
+                self._change.wait(deadline - time.monotonic())
             this.taken += 1
             if this.taken == self.world:
                 del self._rounds[number]

@@ -6,18 +6,17 @@ import os
 import socket
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import NoReturn, cast
+from typing import Any, NoReturn, cast
 
 import grpc
 
-from ..errors import SetupError
 from .address import Address, Tls
 from .meeting import MAX_PAYLOAD_BYTES, MAX_TIMEOUT_S, MAX_WORLD, ExchangeError, Identity, Meeting
+from .pool import DaemonPool
 from .proto.roce_ring.v1 import rendezvous_service_pb2 as pb
 from .proto.roce_ring.v1 import rendezvous_service_pb2_grpc as pb_grpc
-from .rundir import SOCKET_MODE, SocketLock
+from .rundir import SOCKET_MODE, SocketLock, TakenError
 
 RENDEZVOUS_VERSION = 1
 _GRACE_S = 2.0  # how much later than a rank's own limit the host may still answer
@@ -35,7 +34,7 @@ def identify(job: str, rank: int, world: int) -> Identity:
 
 
 class AddressTakenError(Exception):
-    """Something serves this address already."""
+    """Rank 0 cannot have this address; most likely something serves it already."""
 
 
 class Host:
@@ -50,32 +49,35 @@ class Host:
         if address.unix:
             try:
                 self._lock = SocketLock(address.unix, f"job {who.job}, rank 0")
-            except SetupError as error:
+            except TakenError as error:
                 raise AddressTakenError(error.message) from error
+        else:
+            _bind_once(address.target)
         # Two threads a rank: its Join stream and its AllGather. The rest is for strays, who are turned away at once.
-        workers = ThreadPoolExecutor(2 * who.world + 4, thread_name_prefix="roce-ring-rendezvous")
-        options = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", MAX_PAYLOAD_BYTES + 4096)]
-        self._server = grpc.server(workers, options=options, maximum_concurrent_rpcs=2 * who.world + 64)
-        servicer = _Servicer(self._meeting, frozenset(tls.names) if tls else None, self._closing)
-        pb_grpc.add_RendezvousServiceServicer_to_server(servicer, self._server)
+        self._pool = DaemonPool(2 * who.world + 4, "roce-ring-rendezvous")
         try:
-            if tls:
-                ca, cert, key = tls.read()
-                credentials = grpc.ssl_server_credentials([(key, cert)], root_certificates=ca, require_client_auth=True)
-                self._server.add_secure_port(address.target, credentials)
-            else:
-                self._server.add_insecure_port(address.target)
-                if address.unix:
-                    address.unix.chmod(SOCKET_MODE)
-        except RuntimeError as error:  # all that gRPC says: "failed to bind"
+            self._server = self._listen(address, tls, who.world)
+        except BaseException as error:
             self._release()
-            raise AddressTakenError(
-                f"rank 0 cannot listen on {address.target}: it is in use, or not an address of this host"
-            ) from error
-        except BaseException:
-            self._release()
+            if isinstance(error, RuntimeError):  # gRPC's "failed to bind": another rank 0 was a moment faster
+                raise AddressTakenError(f"rank 0 cannot listen on {address.target}: address already in use") from error
             raise
-        self._server.start()
+
+    def _listen(self, address: Address, tls: Tls | None, world: int) -> grpc.Server:
+        options = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", MAX_PAYLOAD_BYTES + 4096)]
+        server = grpc.server(cast(Any, self._pool), options=options, maximum_concurrent_rpcs=2 * world + 64)
+        servicer = _Servicer(self._meeting, frozenset(tls.names) if tls else None, self._closing)
+        pb_grpc.add_RendezvousServiceServicer_to_server(servicer, server)
+        if tls:
+            ca, cert, key = tls.read()
+            credentials = grpc.ssl_server_credentials([(key, cert)], root_certificates=ca, require_client_auth=True)
+            server.add_secure_port(address.target, credentials)
+        else:
+            server.add_insecure_port(address.target)
+            if address.unix:
+                address.unix.chmod(SOCKET_MODE)
+        server.start()
+        return server
 
     def all_gather(self, payload: bytes, timeout_s: float) -> list[bytes]:
         self._round += 1
@@ -90,8 +92,22 @@ class Host:
         self._release()
 
     def _release(self) -> None:
+        self._pool.shutdown()
         if self._lock:
             self._lock.release()
+
+
+def _bind_once(target: str) -> None:
+    """Binds and lets go again: gRPC would print a line of its own and not say why it cannot."""
+    host, _, port = target.rpartition(":")
+    try:
+        family, kind, _, _, where = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(where)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise AddressTakenError(f"rank 0 cannot listen on {target}: {reason}") from error
 
 
 class Guest:
@@ -217,7 +233,7 @@ class _Servicer(pb_grpc.RendezvousServiceServicer):
             _abort(context, error)
         try:
             yield pb.JoinResponse(member_token=token)
-            while not gone.wait(0.25) and not self._closing.is_set() and threading.main_thread().is_alive():
+            while not gone.wait(0.25) and not self._closing.is_set():
                 pass
         finally:
             self._meeting.leave(token, "went away")

@@ -72,11 +72,15 @@ def socket_path(directory: Path, session: str, rank: int) -> Path:
     return path
 
 
+class TakenError(SetupError):
+    """A running process owns this path."""
+
+
 class SocketLock:
     """Owns a socket path for this process. Removes a socket that a dead owner left, and both files at release."""
 
     def __init__(self, path: Path, held_by: str) -> None:
-        """`held_by`: what another process that wants this path is told, in a few words. Raises SetupError if taken."""
+        """`held_by`: what another process that wants this path is told, in a few words. Raises TakenError if it is."""
         self.path = path
         self._lock_path = lock_path(path)
         self._fd = self._acquire()
@@ -96,7 +100,7 @@ class SocketLock:
                 if time.monotonic() < deadline:
                     time.sleep(0.05)
                     continue
-                raise SetupError(
+                raise TakenError(
                     f"{self.path} is already served by a running process ({owner})",
                     hint="stop that one, or give this job another ROCE_RING_NAME",
                 ) from None

@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, cast
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from ..errors import SetupError
 from .model import SERVING_STATES
+from .pool import DaemonPool
 from .proto.roce_ring.v1 import rank_service_pb2_grpc as pb_grpc
 from .rundir import SOCKET_MODE, SocketLock, make_run_dir, remove_stale, socket_path
 from .service import HEALTH_SERVICE, RankControl
@@ -46,9 +47,9 @@ class RankServer:
             raise
 
     def _listen(self) -> grpc.Server:
-        workers = ThreadPoolExecutor(_CALLS + WATCHERS + _HEALTH_THREADS, thread_name_prefix="roce-ring-control")
+        self._pool = DaemonPool(_CALLS + WATCHERS + _HEALTH_THREADS, "roce-ring-control")
         options = [("grpc.max_receive_message_length", MAX_REQUEST_BYTES)]
-        server = grpc.server(workers, options=options, maximum_concurrent_rpcs=64)
+        server = grpc.server(cast(Any, self._pool), options=options, maximum_concurrent_rpcs=64)
         pb_grpc.add_RankServiceServicer_to_server(self._servicer, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
         try:
@@ -65,6 +66,7 @@ class RankServer:
         self._health.stop()
         self._servicer.stop()
         self._server.stop(grace_s).wait(grace_s + 1)
+        self._pool.shutdown()
         self._lock.release()
 
 

@@ -58,7 +58,7 @@ class RankServicer(pb_grpc.RankServiceServicer):
             )
         try:
             after, last = request.after_index, None
-            while context.is_active() and self._running():
+            while context.is_active() and not self._stopping.is_set():
                 state = self._ask(context, self._control.state, count=False)
                 if state != last:
                     last = state
@@ -101,10 +101,6 @@ class RankServicer(pb_grpc.RankServiceServicer):
         self._check_session(context, request.expected_session_id)
         drained = self._ask(context, lambda: self._control.drain(request.timeout_ms / 1000))
         return pb.DrainResponse(drained=drained, state=self._state(context))
-
-    def _running(self) -> bool:
-        """False as well once the interpreter is on its way out: it would wait for this thread for ever."""
-        return not self._stopping.is_set() and threading.main_thread().is_alive()
 
     def _state(self, context: grpc.ServicerContext) -> pb.RankState:
         state: RankState = self._ask(context, self._control.state)

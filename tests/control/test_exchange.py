@@ -132,7 +132,7 @@ def test_an_address_that_something_else_serves_is_refused() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
-        with pytest.raises(ExchangeError, match=r"rank 0 cannot listen on 127\.0\.0\.1:\d+: it is in use"):
+        with pytest.raises(ExchangeError, match=r"rank 0 cannot listen on 127\.0\.0\.1:\d+: address already in use"):
             RendezvousExchange(f"127.0.0.1:{other.getsockname()[1]}", 0, 2, timeout_s=0.5)
 
 
@@ -188,6 +188,37 @@ def test_a_rank_that_dies_or_stops_during_set_up_is_named_by_all_others(
         for process in ranks:
             process.kill()
             process.communicate()
+
+
+def test_a_rank_0_that_raises_without_closing_still_ends_and_is_named(tmp_path: Path) -> None:
+    """Its threads serve the others, who wait for it: they must neither keep its process alive nor wait in vain."""
+    program = (
+        "import sys\n"
+        "from roce_ring.exchange import ExchangeError, RendezvousExchange\n"
+        f"e = RendezvousExchange('unix:{tmp_path}/meet.sock', int(sys.argv[1]), 2, timeout_s=20)\n"
+        "if sys.argv[1] == '0':\n    import time; time.sleep(0.5); 1 // 0\n"
+        "try:\n    e.barrier(50)\n"
+        "except ExchangeError as error:\n    print(error.message)\n"
+    )
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(r)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for r in range(2)
+    ]
+    try:
+        assert "ZeroDivisionError" in ranks[0].communicate(timeout=20)[1]
+        sentence = f"rank 0 went away: it hosted the rendezvous at unix:{tmp_path}/meet.sock\n"
+        assert ranks[1].communicate(timeout=20) == (sentence, "")
+    finally:
+        for process in ranks:
+            process.kill()
+            process.communicate()
+
+
+def test_a_rendezvous_in_a_directory_that_does_not_exist_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match=r"cannot open lock file .*/none/meet\.sock\.lock: no such file or directory"):
+        RendezvousExchange(f"unix:{tmp_path}/none/meet.sock", 0, 2, timeout_s=5)
 
 
 @pytest.mark.parametrize(

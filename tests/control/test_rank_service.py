@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 import stat
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -216,6 +218,26 @@ def test_health_turns_when_the_session_breaks(serve: Serve) -> None:
         assert until(client.healthy)
         control.state = lambda: 1 // 0
         assert until(lambda: not client.healthy())
+
+
+def test_a_watched_rank_whose_user_forgets_to_close_still_ends(run_dir: Path) -> None:
+    """The interpreter must not wait for a client that watches."""
+    program = (
+        "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[2])\n"
+        "from conftest import PlainControl; from roce_ring.control.server import RankServer\n"
+        "server = RankServer(PlainControl(), Path(sys.argv[1]), 'job', 0)\n"
+        "print('up', flush=True); sys.stdin.readline()\n"
+    )
+    command = [sys.executable, "-c", program, str(run_dir), str(Path(__file__).parent)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as rank:
+        assert rank.stdout
+        assert rank.stdout.readline() == "up\n"
+        with RankClient(run_dir / "job-r0.sock") as client:
+            stream = client.watch(timeout_s=30)
+            assert next(stream) == RankState(SessionState.RUNNING)
+            rank.communicate("\n", timeout=10)
+            with pytest.raises(ControlError, match="went away during the call"):
+                next(stream)
 
 
 def test_only_user_and_group_can_reach_the_socket(serve: Serve, run_dir: Path) -> None:
