@@ -49,8 +49,6 @@ class AllReduce:
         self.rank, self.world = exchange.rank, exchange.world
         self._pid = os.getpid()
         self._capturing = False
-        if settings.mode != "auto":
-            mode_by_name(settings.mode, self.world)
         self.session = Session(exchange, settings, self._topology, first_seq=first_seq, serve=serve)
         # A process that ends without close(), or drops its communicator, still says good-bye, so that its peers hear
         # "closed" and not "dead". Not atexit: processes of multiprocessing never run that.

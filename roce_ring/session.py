@@ -29,6 +29,7 @@ from .control.model import (
 )
 from .errors import PeerClosed, PeerDead, PeerTimeout, RoceRingError, SessionAborted, SetupError
 from .exchange import Exchange, agree, gather_errors
+from .modes import modes
 from .native import (
     EVENT_KINDS,
     HELLO_BYTES,
@@ -89,7 +90,7 @@ class Session:
         self.layout: Layout = self._native.layout(self.world, self.capacity)
         self.layout_hash = int(self._native.proxy.rr_layout_hash(self.world, self.layout.slot_bytes))
         agree(exchange, self._agreement(first_seq), MEETING_S)
-        gather_errors(exchange, self._topology_problem(exchange), MEETING_S)
+        gather_errors(exchange, self._problem(exchange), MEETING_S)
         meeting = exchange.all_gather(os.urandom(16) + socket.gethostname().encode()[:255], MEETING_S)
         self.session_id = meeting[0][:16]
         self.hosts = [one[16:].decode(errors="replace") for one in meeting]
@@ -119,13 +120,13 @@ class Session:
             **self.settings.agreement(),
         }
 
-    def _topology_problem(self, exchange: Exchange) -> str | None:
+    def _problem(self, exchange: Exchange) -> str | None:
         if (self.topology.rank, self.topology.world) != (exchange.rank, exchange.world):
             return (
                 f"the plan is for rank {self.topology.rank} of {self.topology.world}, "
                 f"the exchange says rank {exchange.rank} of {exchange.world}"
             )
-        return None
+        return None if self.settings.mode == "auto" else modes()[self.settings.mode].refusal(self.world)
 
     def _choose_provider(self) -> str:
         if self.settings.provider != "auto":
