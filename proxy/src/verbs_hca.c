@@ -22,9 +22,9 @@ static int open_by_name(const rr_verbs *verbs, verbs_hca *hca, rr_why why) {
         if (list) verbs->free_device_list(list);
         return rr_fail(
             why,
-            "RDMA device %s is not present, nor is any other%s%s; load the drivers (modprobe mlx5_ib ib_uverbs), "
-            "and give a container --device /dev/infiniband",
-            hca->name, failed ? ": " : "", failed ? strerror(failed) : "");
+            "no RDMA device is present%s%s; load the drivers (modprobe mlx5_ib ib_uverbs), and give a container "
+            "--device /dev/infiniband",
+            failed ? ": " : "", failed ? strerror(failed) : "");
     }
     int result = 0;
     struct ibv_device *device = NULL;

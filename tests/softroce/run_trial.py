@@ -19,7 +19,6 @@ import importlib.util
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -84,7 +83,7 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--cpus", type=int, default=1)
     parser.add_argument("--python", action="store_true", help="run allreduce_node.py instead, with this Python")
-    parser.add_argument("--faults", default="", help="shell commands run in node n0 two seconds after the start")
+    parser.add_argument("--faults", default="", help="shell commands run in node n0 a second after all ranks connected")
     options, trial = parser.parse_known_args()
     if not options.testbed:
         parser.error(
@@ -103,8 +102,8 @@ def main() -> int:
             ways = f"--hca {names} --map '{peer_map(rank, options.nodes)}'"
             jobs.append(ring.spawn(f"n{rank}", f"{program} {place} {ways} {' '.join(trial)}", 120))
         if options.faults:
-            time.sleep(2)
-            print("faults:", *ring.run("n0", f"date +%s.%3N; {options.faults}"))
+            up = f"until [ $(ls /tmp/trial/connected.* | wc -l) -eq {options.nodes} ]; do sleep 0.1; done 2>/dev/null"
+            print("faults:", *ring.run("n0", f"{up}; sleep 1; date +%s.%3N; {options.faults}"))
         for rank, job in enumerate(jobs):
             status, output = ring.result(job)
             failed |= status != 0
