@@ -17,6 +17,7 @@ from ..errors import RoceRingError
 VERBS = {
     "plan": "Plan a ring",
     "inventory": "Plan a ring",
+    "bench": "Measure",
     "status": "Watch",
     "stats": "Watch",
     "tune": "Tune",
