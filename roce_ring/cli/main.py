@@ -17,7 +17,7 @@ from ..errors import RoceRingError
 VERBS = {
     "plan": "Plan a ring",
     "inventory": "Plan a ring",
-    "bench": "Measure",
+    "bench": "Run",
     "status": "Watch",
     "stats": "Watch",
     "tune": "Tune",
