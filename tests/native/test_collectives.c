@@ -67,6 +67,7 @@ static void run_op(test_world *w, uint32_t rank, const test_case *t, const uint8
     memcpy(op.width, t->width, sizeof op.width);
     op.in = (uint64_t)(uintptr_t)in;
     op.out = (uint64_t)(uintptr_t)out;
+    rr_op_seal(&op);
     const char *refusal = rr_cpu_refusal(&op);
     CHECK(!refusal, WHERE(t, rank, 0));
     int result = rr_cpu_run(&op, t->blocks, t->threads);
