@@ -50,7 +50,7 @@ RR_FN void rr_publish_now(const rr_ctx &c, uint32_t op, uint32_t phase, uint32_t
     rr_store_relaxed_sys(to + 5, (uint64_t)peers | (uint64_t)op << 16 | (uint64_t)phase << 24 | (uint64_t)wave << 32 |
                                      (uint64_t)c.op->mode << 40 | (uint64_t)c.op->digest << 48);
     rr_store_release_sys(to, index + 1);
-    rr_ring_doorbell(c);
+    rr_ring_doorbell(c, index);
 }
 
 /* All threads of all blocks have written this round's payload; returns true in one thread, which may then publish it.
@@ -82,7 +82,8 @@ RR_FN bool rr_poll_flag(const rr_ctx &c, uint32_t src, uint32_t phase, uint32_t 
         (uint64_t *)(rr_region(c) + l.waits) + ((uint64_t)src * RR_MAX_PATHS + path) * (sizeof(rr_wait_line) / 8);
     uint64_t expected = RR_FLAG_VALUE(c.seq, c.op->digest), began = 0;
     bool showing = false, ok = true;
-    for (uint32_t polls = 1;; polls++) {
+    uint32_t polls = 1;
+    for (;; polls++) {
         uint64_t seen = rr_load_acquire_sys(flag);
         if (seen == expected) break;
         int64_t ahead = RR_FLAG_AHEAD(seen, c.seq);
@@ -108,8 +109,9 @@ RR_FN bool rr_poll_flag(const rr_ctx &c, uint32_t src, uint32_t phase, uint32_t 
                 break;
             }
         }
-        rr_relax(c, polls);
+        rr_relax(c, polls, 1u << src);
     }
+    rr_relaxed(c, polls, 1u << src);
     if (showing) rr_store_relaxed_sys(shown, 0);
     return ok;
 }
@@ -149,7 +151,7 @@ RR_FN bool rr_poll_ready(const rr_ctx &c) {
             /* a round polls at most every peer, one after the other */
             if (now - began > c.op->world * c.op->deadline_ns + 1000000000ull) return false;
         }
-        rr_relax(c, polls);
+        rr_relax(c, polls, 0);
     }
 }
 
@@ -166,7 +168,7 @@ RR_FN bool rr_poll_arrived(const rr_ctx &c) {
                 return false;
             }
         }
-        rr_relax(c, polls);
+        rr_relax(c, polls, 0);
     }
     rr_fence_block_to_system();
     return true;

@@ -61,21 +61,47 @@ extern "C" uint64_t rr_cpu_clock_ns(void) {
     return (uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec;
 }
 
-// Polls without a yield where cores are plenty (spins > 0); yields where they are not; sleeps once it is clear that
-// nobody is in a hurry. 4096 looks without a flag are over a millisecond of yields.
-extern "C" void rr_cpu_relax_slowly(uint32_t polls, uint32_t spins) {
-    if (polls > spins + 4096) {
-        timespec t = {0, 50000};
-        nanosleep(&t, nullptr);
-    } else if (polls > spins) {
-        sched_yield();
-    } else {
+static void futex_wait(uint32_t *word, uint32_t seen, uint64_t ns) {
+    timespec t = {(time_t)(ns / 1000000000ull), (long)(ns % 1000000000ull)};
+    syscall(SYS_futex, word, FUTEX_WAIT, seen, &t, nullptr, 0);
+}
+
+static uint32_t *sleeping_word(const rr_op *op) {
+    return &((rr_kernel_line *)(op->region + op->layout.kernel))->sleeping;
+}
+
+// Looks without a system call while cores are plenty (spins > 0). Then sleeps, because a yield gives the core only to
+// threads of the same scheduler group (a session, a unit, a container): a rank that yields can keep a core from the
+// very rank it waits for. Two steps: first it says whom it sleeps for and lets the caller look once more, then it
+// sleeps.
+extern "C" void rr_cpu_relax(const rr_op *op, uint32_t polls, uint32_t awaited) {
+    if (op->lend) ((void (*)(void *))op->lend)((void *)op->proxy);
+    if (polls <= op->spins) {
 #if defined(__x86_64__)
         __builtin_ia32_pause();
 #elif defined(__aarch64__)
         __asm__ volatile("isb" ::: "memory");
 #endif
+        return;
     }
+    if (!awaited) { // a thread of this very launch: it is running or about to
+        timespec t = {0, 50000};
+        if (polls < op->spins + 64)
+            sched_yield();
+        else
+            nanosleep(&t, nullptr);
+        return;
+    }
+    uint32_t *word = sleeping_word(op), seen = __atomic_load_n(word, __ATOMIC_SEQ_CST);
+    if (seen & awaited)
+        futex_wait(word, seen, op->sleep_ns);
+    else
+        __atomic_fetch_or(word, awaited, __ATOMIC_SEQ_CST);
+}
+
+extern "C" void rr_cpu_relaxed(const rr_op *op, uint32_t awaited) {
+    uint32_t *word = sleeping_word(op);
+    if (__atomic_load_n(word, __ATOMIC_RELAXED) & awaited) __atomic_fetch_and(word, ~awaited, __ATOMIC_RELAXED);
 }
 
 // The proxy sleeps on this word; clearing it first makes a second doorbell cheap.

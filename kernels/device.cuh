@@ -85,8 +85,10 @@ RR_FN uint64_t rr_clock_ns() {
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
     return t;
 }
-RR_FN void rr_relax(const rr_ctx &, uint32_t) {}
-RR_FN void rr_ring_doorbell(const rr_ctx &) {} /* a GPU cannot make a system call; the proxy's naps are short instead */
+RR_FN void rr_relax(const rr_ctx &, uint32_t, uint32_t) {}
+RR_FN void rr_relaxed(const rr_ctx &, uint32_t, uint32_t) {}
+/* A GPU cannot make a system call; the proxy's naps are short instead. */
+RR_FN void rr_ring_doorbell(const rr_ctx &, uint64_t) {}
 
 /* Peer data: never from a cache line that was filled before the flag was seen. */
 RR_FN rr_pack rr_load_pack(const void *p) {
@@ -103,7 +105,8 @@ RR_FN void rr_store_pack(void *p, const rr_pack &v) {
 }
 #else
 /* ------------------------------------------------------------------ CPU */
-RR_FN uint64_t rr_load_acquire_sys(const uint64_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+/* Sequentially consistent, not just acquire: the last look at a flag before sleeping for it (proxy/src/order.h). */
+RR_FN uint64_t rr_load_acquire_sys(const uint64_t *p) { return __atomic_load_n(p, __ATOMIC_SEQ_CST); }
 RR_FN uint64_t rr_load_relaxed_sys(const uint64_t *p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
 RR_FN void rr_store_relaxed_sys(uint64_t *p, uint64_t v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
 /* Sequentially consistent, not just release: half of the nap handshake (proxy/src/order.h). */
@@ -118,7 +121,8 @@ extern "C" {
 void rr_cpu_block_sync(struct rr_block_barrier *barrier);
 bool rr_cpu_block_any(struct rr_block_barrier *barrier, bool mine);
 uint64_t rr_cpu_clock_ns(void);
-void rr_cpu_relax_slowly(uint32_t polls, uint32_t spins);
+void rr_cpu_relax(const rr_op *op, uint32_t polls, uint32_t awaited);
+void rr_cpu_relaxed(const rr_op *op, uint32_t awaited);
 void rr_cpu_doorbell(uint32_t *napping);
 }
 RR_FN void rr_block_sync(const rr_ctx &c) {
@@ -126,10 +130,18 @@ RR_FN void rr_block_sync(const rr_ctx &c) {
 }
 RR_FN bool rr_block_any(const rr_ctx &c, bool mine) { return c.threads > 1 ? rr_cpu_block_any(c.barrier, mine) : mine; }
 RR_FN uint64_t rr_clock_ns() { return rr_cpu_clock_ns(); }
-RR_FN void rr_relax(const rr_ctx &c, uint32_t polls) { rr_cpu_relax_slowly(polls, c.op->spins); }
-RR_FN void rr_ring_doorbell(const rr_ctx &c) {
+/* After a look at a word that was not yet as wished. `awaited`: the peers that will change it, as a mask; 0 = other
+ * threads of this launch. rr_relaxed: it is now. */
+RR_FN void rr_relax(const rr_ctx &c, uint32_t polls, uint32_t awaited) { rr_cpu_relax(c.op, polls, awaited); }
+RR_FN void rr_relaxed(const rr_ctx &c, uint32_t polls, uint32_t awaited) {
+    if (polls > c.op->spins) rr_cpu_relaxed(c.op, awaited);
+}
+/* Command `index` was published: take a turn at the engine if this thread may, else wake the proxy if it naps. */
+RR_FN void rr_ring_doorbell(const rr_ctx &c, uint64_t index) {
     rr_progress *progress = (rr_progress *)(rr_region(c) + c.op->layout.progress);
-    if (__atomic_load_n(&progress->napping, __ATOMIC_SEQ_CST)) rr_cpu_doorbell(&progress->napping);
+    if (c.op->lend) ((void (*)(void *))c.op->lend)((void *)c.op->proxy);
+    if (__atomic_load_n(&progress->napping, __ATOMIC_SEQ_CST) && rr_load_relaxed_sys(&progress->consumed) <= index)
+        rr_cpu_doorbell(&progress->napping);
 }
 #endif
 

@@ -53,11 +53,15 @@ typedef struct rr_op {
     uint32_t dtype;
     uint32_t fp32_partials; /* ring*, halving: carry partial sums of a 16-bit dtype as fp32 */
     uint32_t stripe_min_bytes;
-    uint32_t
-        spins; /* CPU: polls between two looks at the scheduler; 0 = yield on every poll (more threads than cores) */
+    uint32_t spins;              /* CPU: looks at a flag before the thread sleeps for it */
     uint32_t digest;             /* of everything above that all ranks must share; rr_op_seal() sets it */
     uint8_t order[RR_MAX_WORLD]; /* rank at each ring position */
     uint8_t paths[RR_MAX_WORLD]; /* paths from each peer */
+    /* CPU only, 0 on a GPU: a waiting thread lends itself to the proxy's engine (rr_proxy_lend), where threads
+     * outnumber cores; and how long it sleeps if nobody wakes it (only the shm provider does). */
+    uint64_t lend;
+    uint64_t proxy;
+    uint64_t sleep_ns;
 } rr_op;
 
 /* clang-format off */
@@ -84,13 +88,16 @@ typedef struct rr_op {
     X(rr_op, digest, 340, 4) \
     X(rr_op, order, 344, 16) \
     X(rr_op, paths, 360, 16) \
+    X(rr_op, lend, 376, 8) \
+    X(rr_op, proxy, 384, 8) \
+    X(rr_op, sleep_ns, 392, 8) \
     X(rr_device_state, seq, 0, 8) \
     X(rr_device_state, commands, 8, 8) \
     X(rr_device_state, ready, 16, 8) \
     X(rr_device_state, leaving, 24, 4) \
     X(rr_device_state, arrived, 32, 256)
 #define RR_OP_STRUCTS(X) \
-    X(rr_op, 376) \
+    X(rr_op, 400) \
     X(rr_device_state, 288)
 /* clang-format on */
 RR_OP_FIELDS(RR_ASSERT_FIELD)

@@ -59,6 +59,7 @@ class Config(ct.Structure):
         ("nap_us", _u32),
         ("yield", _u32),
         ("cpu", _i32),
+        ("doorbell", _u32),
         ("imm", _u32),
         ("order", _u8 * MAX_WORLD),
         ("paths", _u8 * MAX_WORLD),
@@ -80,7 +81,7 @@ class Stats(ct.Structure):
         *(
             (name, _u64)
             for name in (
-                "abort_word", "commands", "commands_asleep", "ops", "writes_posted", "writes_completed",
+                "abort_word", "commands", "commands_asleep", "commands_lent", "ops", "writes_posted", "writes_completed",
                 "bytes_written",
                 "window_stalls", "queue_stalls", "polls", "empty_polls", "naps", "stale_completions", "late_reports",
                 "longest_late_ms", "longest_loop_gap_us", "events_lost", "seq_started", "seq_done", "seq_posted",
@@ -152,6 +153,9 @@ class Op(ct.Structure):
         ("digest", _u32),
         ("order", _u8 * MAX_WORLD),
         ("paths", _u8 * MAX_WORLD),
+        ("lend", _u64),
+        ("proxy", _u64),
+        ("sleep_ns", _u64),
     ]
 
 
@@ -226,6 +230,7 @@ class Native:
             (p, "rr_proxy_start", ct.c_int, [ct.c_void_p, ct.c_char_p, ct.c_size_t]),
             (p, "rr_proxy_stop", ct.c_int, [ct.c_void_p, _u32]),
             (p, "rr_proxy_destroy", None, [ct.c_void_p]),
+            (p, "rr_proxy_lend", None, [ct.c_void_p]),
             (p, "rr_proxy_region", ct.c_void_p, [ct.c_void_p]),
             (p, "rr_proxy_layout", None, [ct.c_void_p, ct.POINTER(Layout)]),
             (p, "rr_proxy_abort_word", _u64, [ct.c_void_p]),

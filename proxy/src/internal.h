@@ -51,7 +51,9 @@ struct rr_proxy {
     uint64_t idle_spins; /* atomic: changed live */
     uint32_t nap_us;     /* atomic: changed live */
 
-    /* progress thread only */
+    uint32_t engine_busy; /* atomic: somebody takes a turn. Guards everything below but `stats` and the events */
+
+    /* whoever holds engine_busy */
     uint64_t consumed;
     uint32_t actives_used;
     rr_active active[RR_COMMANDS];

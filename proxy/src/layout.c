@@ -24,6 +24,7 @@
     X(rr_config, nap_us) \
     X(rr_config, yield) \
     X(rr_config, cpu) \
+    X(rr_config, doorbell) \
     X(rr_config, imm) \
     X(rr_config, order) \
     X(rr_config, paths) \
@@ -40,6 +41,7 @@
     X(rr_stats, abort_word) \
     X(rr_stats, commands) \
     X(rr_stats, commands_asleep) \
+    X(rr_stats, commands_lent) \
     X(rr_stats, ops) \
     X(rr_stats, writes_posted) \
     X(rr_stats, writes_completed) \

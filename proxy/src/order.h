@@ -34,6 +34,16 @@ static inline uint64_t rr_claim(uint64_t *word, uint64_t value) {
 static inline uint64_t rr_load_seq_cst(const uint64_t *word) { return __atomic_load_n(word, __ATOMIC_SEQ_CST); }
 static inline void rr_store_napping(uint32_t *word, uint32_t value) { __atomic_store_n(word, value, __ATOMIC_SEQ_CST); }
 
+/* proxy -> a sleeping CPU kernel: the flag was stored, now look whether its reader sleeps. Pairs with the kernel's
+ * store of `sleeping` before its last look at the flag; again all four sequentially consistent. */
+static inline void rr_store_seq_cst(uint64_t *word, uint64_t value) { __atomic_store_n(word, value, __ATOMIC_SEQ_CST); }
+static inline uint32_t rr_load_sleeping(const uint32_t *word) { return __atomic_load_n(word, __ATOMIC_SEQ_CST); }
+static inline uint32_t rr_take_sleeping(uint32_t *word) { return __atomic_exchange_n(word, 0, __ATOMIC_SEQ_CST); }
+
+/* One turn at the engine at a time: what the last holder wrote is visible to the next. */
+static inline int rr_try_enter(uint32_t *busy) { return !__atomic_exchange_n(busy, 1, __ATOMIC_ACQUIRE); }
+static inline void rr_leave(uint32_t *busy) { __atomic_store_n(busy, 0, __ATOMIC_RELEASE); }
+
 static inline void rr_cpu_relax(void) {
 #if defined(__x86_64__)
     __builtin_ia32_pause();

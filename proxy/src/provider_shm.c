@@ -5,11 +5,13 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/futex.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 typedef struct shm_peer {
@@ -76,7 +78,12 @@ static enum rr_write_result shm_write(rr_provider *provider, const rr_write *wri
     shm_impl *impl = provider->impl;
     uint8_t *peer = impl->peer[write->peer].base;
     memcpy(peer + write->dst, provider->base + write->src, write->bytes);
-    if (write->flag) rr_store_release((uint64_t *)(peer + write->flag), write->value);
+    if (!write->flag) return RR_WRITE_DONE;
+    rr_store_seq_cst((uint64_t *)(peer + write->flag), write->value);
+    uint32_t *sleeping = &((rr_kernel_line *)(peer + provider->layout->kernel))->sleeping;
+    if ((rr_load_sleeping(sleeping) & 1u << provider->config->rank) && rr_take_sleeping(sleeping))
+        syscall(SYS_futex, sleeping, FUTEX_WAKE, INT32_MAX, NULL, NULL,
+                0); /* only then: a busy reader costs no system call */
     return RR_WRITE_DONE;
 }
 

@@ -35,14 +35,29 @@ int rr_fail(rr_why why, const char *format, ...) {
 /* Sleeps until a CPU kernel rings, or for `us`. A GPU cannot ring, so naps stay short. */
 static void nap(rr_proxy *proxy, uint32_t us) {
     rr_progress *progress = rr_progress_of(proxy);
-    rr_command *next = (rr_command *)(proxy->base + proxy->layout.commands) + proxy->consumed % RR_COMMANDS;
     rr_store_napping(&progress->napping, 1);
-    if (rr_load_seq_cst(&next->commit) != proxy->consumed + 1 && !__atomic_load_n(&proxy->stop, __ATOMIC_ACQUIRE)) {
+    /* `consumed` may be behind if a kernel lent its thread meanwhile: then this sees an old commit and does not sleep.
+     */
+    uint64_t consumed = rr_load_relaxed(&progress->consumed);
+    rr_command *next = (rr_command *)(proxy->base + proxy->layout.commands) + consumed % RR_COMMANDS;
+    if (rr_load_seq_cst(&next->commit) != consumed + 1 && !__atomic_load_n(&proxy->stop, __ATOMIC_ACQUIRE)) {
         struct timespec t = {.tv_sec = us / 1000000, .tv_nsec = (long)(us % 1000000) * 1000};
         syscall(SYS_futex, &progress->napping, FUTEX_WAIT, 1, &t, NULL, 0);
     }
     rr_store_napping(&progress->napping, 0);
     rr_count(&proxy->stats.naps, 1);
+}
+
+/* Naps start at what was asked for and double every 64: an idle session costs next to nothing. */
+static uint32_t next_nap(rr_proxy *proxy, uint32_t nap_us, uint32_t *naps_at_this) {
+    uint32_t most = proxy->config.doorbell ? RR_NAP_MAX_DOORBELL_US : RR_NAP_MAX_US;
+    if (!nap_us) {
+        *naps_at_this = 0;
+        return __atomic_load_n(&proxy->nap_us, __ATOMIC_RELAXED);
+    }
+    if (++*naps_at_this < 64 || nap_us >= most) return nap_us;
+    *naps_at_this = 0;
+    return nap_us * 2 > most ? most : nap_us * 2;
 }
 
 static void *progress_main(void *arg) {
@@ -52,39 +67,47 @@ static void *progress_main(void *arg) {
     uint64_t empty = 0;
     uint32_t nap_us = 0, naps_at_this = 0;
     for (uint64_t turn = 0;; turn++) {
-        rr_count(&proxy->stats.polls, 1);
-        bool worked = rr_engine_step(proxy);
+        bool worked = false, pending = true, stop = __atomic_load_n(&proxy->stop, __ATOMIC_ACQUIRE);
+        if (rr_try_enter(&proxy->engine_busy)) {
+            rr_count(&proxy->stats.polls, 1);
+            uint64_t commands = proxy->stats.commands;
+            worked = rr_engine_step(proxy);
+            if (!worked) rr_count(&proxy->stats.empty_polls, 1);
+            if (nap_us && proxy->stats.commands != commands) rr_count(&proxy->stats.commands_asleep, 1);
+            bool done = false;
+            if (turn % 64 == 0 || nap_us || stop) {
+                uint64_t now = rr_now_ns();
+                if (now - proxy->last_tick_ns > 2000000 || stop) rr_watch_tick(proxy, now);
+                done = stop && (rr_engine_idle(proxy) || now >= proxy->stop_by_ns);
+            }
+            pending = !rr_engine_idle(proxy);
+            if (done) rr_watch_say_goodbye(proxy);
+            rr_leave(&proxy->engine_busy);
+            if (done) return NULL;
+        }
         if (worked) {
-            if (nap_us) rr_count(&proxy->stats.commands_asleep, 1);
             empty = 0, nap_us = 0;
-        } else {
-            empty++;
-            rr_count(&proxy->stats.empty_polls, 1);
+            continue;
         }
-        bool stop = __atomic_load_n(&proxy->stop, __ATOMIC_ACQUIRE);
-        if (turn % 64 == 0 || nap_us || stop) {
-            uint64_t now = rr_now_ns();
-            if (now - proxy->last_tick_ns > 2000000 || stop) rr_watch_tick(proxy, now);
-            if (stop && (rr_engine_idle(proxy) || now >= proxy->stop_by_ns)) break;
-        }
-        if (worked) continue;
-        bool in_flight = proxy->in_flight || proxy->actives_used;
-        if (in_flight || empty < rr_load_relaxed(&proxy->idle_spins) || stop) {
+        empty++;
+        if (pending || empty < rr_load_relaxed(&proxy->idle_spins) || stop) {
             if (proxy->config.yield)
                 sched_yield();
             else
                 rr_cpu_relax();
             continue;
         }
-        if (!nap_us) nap_us = __atomic_load_n(&proxy->nap_us, __ATOMIC_RELAXED), naps_at_this = 0;
+        nap_us = next_nap(proxy, nap_us, &naps_at_this);
         nap(proxy, nap_us);
-        if (++naps_at_this >= 64 && nap_us < RR_NAP_MAX_US) {
-            nap_us = nap_us * 2 > RR_NAP_MAX_US ? RR_NAP_MAX_US : nap_us * 2;
-            naps_at_this = 0;
-        }
     }
-    rr_watch_say_goodbye(proxy);
-    return NULL;
+}
+
+void rr_proxy_lend(rr_proxy *proxy) {
+    if (!rr_try_enter(&proxy->engine_busy)) return;
+    uint64_t commands = proxy->stats.commands;
+    rr_engine_step(proxy);
+    rr_count(&proxy->stats.commands_lent, proxy->stats.commands - commands);
+    rr_leave(&proxy->engine_busy);
 }
 
 /* ---- life ---- */

@@ -94,12 +94,15 @@ typedef struct rr_abort {
 } rr_abort;
 
 /* Written by this rank's kernel only. A line of its own, so that no atomic ever crosses the bus: the proxy turns it
- * into the abort word. `doorbell` is what a CPU kernel wakes a napping proxy with. */
+ * into the abort word. Except `sleeping`: a CPU kernel sets it, and whoever raises a flag it sleeps for (a
+ * peer's shm provider) takes it back and wakes it. */
 typedef struct rr_kernel_line {
     uint64_t seq_started;
     uint64_t seq_done;
     uint64_t fault;
-    uint8_t reserved[104];
+    uint32_t sleeping; /* futex word of a CPU kernel: peers whose flag it sleeps for, as a mask */
+    uint32_t reserved0;
+    uint8_t reserved[96];
 } rr_kernel_line;
 
 /* Written by the proxy thread only. */
@@ -317,6 +320,7 @@ RR_SHARED_FN rr_layout rr_layout_of(uint32_t world, uint64_t slot_bytes) {
     X(rr_kernel_line, seq_started, 0, 8) \
     X(rr_kernel_line, seq_done, 8, 8) \
     X(rr_kernel_line, fault, 16, 8) \
+    X(rr_kernel_line, sleeping, 24, 4) \
     X(rr_progress, heartbeat, 0, 8) \
     X(rr_progress, consumed, 8, 8) \
     X(rr_progress, seq_posted, 16, 8) \
