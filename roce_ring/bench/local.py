@@ -137,7 +137,7 @@ def _what_happened(ranks: list[_Rank]) -> RankFailed:
     speechless = [one for one in ended if not one.failed]
     if speechless:
         sentences = [f"rank {one.rank} (pid {one.process.pid}) {one.ended()}{one.tail()}" for one in speechless]
-        return RankFailed("rank", "; ".join(sentences), "all other ranks were stopped; nothing was measured")
+        return RankFailed("rank", "; ".join(sentences) + "\nall other ranks were stopped", "start it again")
     if not ended:
         return RankFailed("rank", "the ranks ended without a result", "report this")
     failed = ended[0].failed

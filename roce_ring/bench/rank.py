@@ -92,7 +92,8 @@ def _measure(
     rank, world = exchange.rank, exchange.world
     cases = build(spec, world, communicator.choose_mode)
     ours = Ours(communicator)
-    steps = len(cases) * (1 + _VISITS)
+    visits = min(_VISITS, spec.iterations)
+    steps = len(cases) * (1 + visits)
     done = 0
 
     def gather(payload: bytes) -> list[bytes]:
@@ -117,9 +118,9 @@ def _measure(
     for i, case in enumerate(cases):
         step("checking", case)
         wrong.append(check(runner(case), gather, case, rank, world, i * _TURNS, spec.thorough))
-    samples = -(-spec.iterations // _VISITS)
+    samples = -(-spec.iterations // visits)
     taken: list[list[Any]] = [[] for _ in cases]
-    for turn in range(_VISITS):
+    for turn in range(visits):
         for i, case in enumerate(cases):
             step("timing", case)
             number = len(cases) * (_TURNS + turn) + i
