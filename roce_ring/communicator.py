@@ -132,6 +132,8 @@ class AllReduce:
         twice the bytes and one rounding."""
         t = self._checked(x, self.settings.max_bytes, "all_reduce")
         out, to = self._out(x, out, t.shape, "all_reduce")
+        if 0 < abs(to.pointer - t.pointer) < t.bytes:  # ring modes would overwrite input that they still need
+            raise UnsupportedError("all_reduce: out overlaps x without being x", "pass x itself, or memory apart from x")
         chosen = mode_by_name(mode or self.choose_mode(t.bytes), self.world)
         op = self.session.op()
         op.kind, op.mode, op.dtype, op.count = ALL_REDUCE, chosen.value, DTYPES[t.dtype], t.count

@@ -219,7 +219,7 @@ class Session:
             stripe_min_bytes=self.settings.stripe_min_bytes,
             spins=0 if self.crowded else _KERNEL_SPINS,
             lend=self._lend if self.crowded else 0,
-            proxy=self._proxy if self.crowded else 0,
+            proxy=(self._proxy or 0) if self.crowded else 0,  # run() refuses if it is gone
             sleep_ns=_SLEEP_NS[self.provider],
         )
         op.order[: self.world] = list(self.topology.order)
