@@ -88,7 +88,8 @@ RR_FN bool rr_poll_flag(const rr_ctx &c, uint32_t src, uint32_t phase, uint32_t 
         if (seen == expected) break;
         int64_t ahead = RR_FLAG_AHEAD(seen, c.seq);
         if (ahead >= 0) { /* ahead: two slots make it impossible. Level: the same operation number, another operation */
-            rr_fault(c, ahead ? RR_ERR_PROTOCOL : RR_ERR_OP_MISMATCH, src, phase, path);
+            /* Who is wrong cannot be told from here, so the word names both: `path` holds the rank that noticed. */
+            rr_fault(c, ahead ? RR_ERR_PROTOCOL : RR_ERR_OP_MISMATCH, src, phase, c.op->rank);
             ok = false;
             break;
         }

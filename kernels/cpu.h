@@ -35,6 +35,13 @@ RR_CPU_API const char *rr_mode_table(void);
 /* Instruction set in use: "v3" or "baseline". */
 RR_CPU_API const char *rr_cpu_isa(void);
 
+/* cpu_interrupt.cpp: Ctrl-C in a long wait. Python runs a signal's handler only once we return, so a rank that waits
+ * for a peer could not be interrupted. begin: from now on SIGINT is noticed here too (main thread only, and only if
+ * somebody handles it). end: as before. */
+void rr_interrupt_begin(void);
+int rr_interrupt_seen(void);
+void rr_interrupt_end(void);
+
 #ifdef __cplusplus
 }
 #endif

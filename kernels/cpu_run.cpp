@@ -70,6 +70,17 @@ static uint32_t *sleeping_word(const rr_op *op) {
     return &((rr_kernel_line *)(op->region + op->layout.kernel))->sleeping;
 }
 
+// Sleeps of a millisecond: nobody is in a hurry any more, and a person may be about to press Ctrl-C.
+#define LONG_WAIT_POLLS 64
+
+// The proxy turns the fault into the abort word, and the wait ends by that.
+static void give_up(const rr_op *op) {
+    rr_kernel_line *line = (rr_kernel_line *)(op->region + op->layout.kernel);
+    if (!__atomic_load_n(&line->fault, __ATOMIC_RELAXED))
+        __atomic_store_n(&line->fault, RR_ABORT_WORD(RR_ERR_ABORTED_BY_USER, op->rank, 0, 0, line->seq_started),
+                         __ATOMIC_RELEASE);
+}
+
 // Looks without a system call while cores are plenty (spins > 0). Then sleeps, because a yield gives the core only to
 // threads of the same scheduler group (a session, a unit, a container): a rank that yields can keep a core from the
 // very rank it waits for. Two steps: first it says whom it sleeps for and lets the caller look once more, then it
@@ -92,6 +103,8 @@ extern "C" void rr_cpu_relax(const rr_op *op, uint32_t polls, uint32_t awaited) 
             nanosleep(&t, nullptr);
         return;
     }
+    if (polls == op->spins + LONG_WAIT_POLLS) rr_interrupt_begin();
+    if (rr_interrupt_seen()) give_up(op);
     uint32_t *word = sleeping_word(op), seen = __atomic_load_n(word, __ATOMIC_SEQ_CST);
     if (seen & awaited)
         futex_wait(word, seen, op->sleep_ns);
@@ -100,6 +113,7 @@ extern "C" void rr_cpu_relax(const rr_op *op, uint32_t polls, uint32_t awaited) 
 }
 
 extern "C" void rr_cpu_relaxed(const rr_op *op, uint32_t awaited) {
+    rr_interrupt_end();
     uint32_t *word = sleeping_word(op);
     if (__atomic_load_n(word, __ATOMIC_RELAXED) & awaited) __atomic_fetch_and(word, ~awaited, __ATOMIC_RELAXED);
 }

@@ -271,6 +271,9 @@ class Session:
         kind = self._native.errors.get(reason) or self._native.errors[10]
         who = None if culprit == NOBODY else culprit
         sentence = kind.meaning if who is None else f"rank {who}: {kind.meaning}"
+        if kind.name in ("OP_MISMATCH", "PROTOCOL"):  # either may be the odd one out: nobody is blamed
+            pair = sorted({culprit, word >> 24 & 0xFF})
+            sentence, who = f"ranks {' and '.join(map(str, pair))} disagree: {kind.meaning}", None
         if self._abort_note:
             sentence += f" ({self._abort_note})"
         cls = {"PEER_DEAD": PeerDead, "PEER_CLOSED": PeerClosed, "PEER_TIMEOUT": PeerTimeout}.get(

@@ -14,6 +14,7 @@ import re
 import socket
 import stat
 import time
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -72,6 +73,20 @@ def socket_path(directory: Path, session: str, rank: int) -> Path:
     return path
 
 
+# A forked child shares the lock through its copy of the descriptor, and would hold it after our death: it closes its copy.
+_held: weakref.WeakSet[SocketLock] = weakref.WeakSet()
+
+
+def _forget_in_child() -> None:
+    for lock in list(_held):
+        if lock._fd >= 0:
+            os.close(lock._fd)
+            lock._fd = -1
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
 class TakenError(SetupError):
     """A running process owns this path."""
 
@@ -87,6 +102,7 @@ class SocketLock:
         os.ftruncate(self._fd, 0)
         os.write(self._fd, f"pid {os.getpid()}, {held_by}".encode())
         path.unlink(missing_ok=True)
+        _held.add(self)
 
     def _acquire(self) -> int:
         deadline = time.monotonic() + 0.5  # a cleaner holds a free lock for a moment
