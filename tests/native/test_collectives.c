@@ -20,6 +20,7 @@ typedef struct test_case {
     uint32_t in_place;
     uint32_t in_skew, out_skew; /* bytes off a 64-byte boundary */
     uint32_t blocks, threads;
+    uint32_t spins, lend; /* how a waiting thread passes its time */
     uint64_t seed;
 } test_case;
 
@@ -67,6 +68,8 @@ static void run_op(test_world *w, uint32_t rank, const test_case *t, const uint8
     memcpy(op.width, t->width, sizeof op.width);
     op.in = (uint64_t)(uintptr_t)in;
     op.out = (uint64_t)(uintptr_t)out;
+    op.spins = t->spins;
+    if (t->lend) op.lend = (uint64_t)(uintptr_t)rr_proxy_lend, op.proxy = (uint64_t)(uintptr_t)w->proxy[rank];
     rr_op_seal(&op);
     const char *refusal = rr_cpu_refusal(&op);
     CHECK(!refusal, WHERE(t, rank, 0));
@@ -164,6 +167,8 @@ static test_case *next_case(plan *p, uint64_t *rng, uint32_t world) {
     *t = (test_case){.kind = RR_ALL_REDUCE, .dtype = 1 + rng_below(rng, 3), .rows = 1, .blocks = grid[0], .threads = grid[1], .seed = p->cases};
     t->wave = rng_below(rng, 2) ? RR_WAVE_TWO : RR_WAVE_ALL;
     t->in_place = rng_below(rng, 3) == 0;
+    t->spins = rng_below(rng, 2) * 200;
+    t->lend = rng_below(rng, 2);
     if (rng_below(rng, 2)) t->in_skew = rng_below(rng, 17), t->out_skew = rng_below(rng, 17);
     return t;
 }
@@ -203,7 +208,7 @@ static void plan_gathers(plan *p, uint64_t *rng, uint32_t world) {
         test_case *t = next_case(p, rng, world);
         t->kind = RR_ALL_GATHER;
         t->rows = c % 3 ? 1 + rng_below(rng, 9) : 1;
-        for (uint32_t r = 0; r < world; r++) t->width[r] = c % 2 ? 1 + rng_below(rng, 3000) : 512;
+        for (uint32_t r = 0; r < world; r++) t->width[r] = c % 2 ? 1 + rng_below(rng, 2000) : 512;
         if (c % 4 == 1) t->width[rng_below(rng, world)] = 0;
         t->in_place &= t->rows == 1;
     }

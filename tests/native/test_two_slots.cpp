@@ -12,10 +12,12 @@
 #define rr_cpu_block_sync stepped_block_sync
 #define rr_cpu_block_any stepped_block_any
 #define rr_cpu_clock_ns stepped_clock_ns
-#define rr_cpu_relax_slowly stepped_relax
+#define rr_cpu_relax stepped_relax
+#define rr_cpu_relaxed stepped_relaxed
 #define rr_cpu_doorbell stepped_doorbell
 #define RR_CPU_ISA stepped
 #include "../../kernels/cpu.cpp"
+#undef rr_cpu_relax
 
 extern "C" {
 #include "internal.h"
@@ -82,7 +84,8 @@ extern "C" bool stepped_block_any(rr_block_barrier *b, bool mine) {
 extern "C" void stepped_block_sync(rr_block_barrier *b) { stepped_block_any(b, false); }
 extern "C" uint64_t stepped_clock_ns() { return 1; } // nothing is ever late here
 extern "C" void stepped_doorbell(uint32_t *) {}
-extern "C" void stepped_relax(uint32_t polls, uint32_t) {
+extern "C" void stepped_relaxed(const rr_op *, uint32_t) {}
+extern "C" void stepped_relax(const rr_op *, uint32_t polls, uint32_t) {
     if (polls == 1) version++; // it came to a new wait, so it did something before
     running->blocked_at = version;
     give_way();

@@ -57,6 +57,7 @@ static inline rr_config test_config(uint32_t world, uint32_t rank, uint64_t capa
     c.idle_spins = 256;
     c.nap_us = 20;
     c.yield = 1;
+    c.doorbell = 1;
     c.cpu = -1;
     for (uint32_t p = 0; p < world; p++) {
         c.order[p] = (uint8_t)p;

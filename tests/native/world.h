@@ -55,6 +55,7 @@ static inline rr_op world_op(test_world *w, uint32_t rank) {
     op.rows = 1;
     op.deadline_ns = c->peer_timeout_ms * 1000000ull;
     op.report_ns = 50000000;
+    op.sleep_ns = 2000000;
     op.world = w->size;
     op.rank = rank;
     op.kind = RR_ALL_REDUCE;
