@@ -55,9 +55,10 @@ log = logging.getLogger(__name__)
 MEETING_S = 60.0
 _PUMP_S = 0.05
 _EVENTS_KEPT = 512
-# Where threads outnumber cores nobody may spin: a waiting kernel takes the proxy's turns itself and then sleeps until a peer's
-# flag wakes it, and the proxy's thread only naps and watches. Elsewhere the proxy polls (20,000,000 polls cover the gaps of a
-# decode step; 200,000 cost 8.6 % of it) and a kernel looks for about a millisecond before it sleeps.
+# Where threads outnumber cores nobody may spin: a waiting kernel takes the proxy's turns itself and then sleeps until
+# a peer's flag wakes it, and the proxy's thread only naps and watches. Elsewhere the proxy polls (20,000,000 polls
+# cover the gaps of a decode step; 200,000 cost 8.6 % of it) and a kernel looks for about a millisecond before it
+# sleeps.
 _IDLE_SPINS = 20_000_000
 _KERNEL_SPINS = 20_000
 _SLEEP_NS = {"shm": 1_000_000, "verbs": 50_000}  # a NIC wakes nobody

@@ -11,7 +11,7 @@ import numpy as np
 from .errors import UnsupportedError
 
 
-class Bfloat16Bits(np.ndarray):  # type: ignore[type-arg]
+class Bfloat16Bits(np.ndarray):
     """A uint16 array whose elements are bfloat16 bit patterns: `bits.view(Bfloat16Bits)`. For those who have neither
     torch nor ml_dtypes; it only tells the communicator what the bits mean, arithmetic on it is arithmetic on
     integers."""

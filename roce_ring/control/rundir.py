@@ -73,7 +73,8 @@ def socket_path(directory: Path, session: str, rank: int) -> Path:
     return path
 
 
-# A forked child shares the lock through its copy of the descriptor, and would hold it after our death: it closes its copy.
+# A forked child shares the lock through its copy of the descriptor, and would hold it after our death: it closes its
+# copy.
 _held: weakref.WeakSet[SocketLock] = weakref.WeakSet()
 
 
