@@ -48,7 +48,7 @@ def peer_map(rank: int, world: int) -> str:
         distance = (peer - rank) % world
         if distance == 0:
             continue
-        if distance == 1:
+        if distance == 1 and (world > 2 or rank == 0):
             devices = "0/2"
         elif distance == world - 1:
             devices = "1/3"
