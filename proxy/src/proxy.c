@@ -48,16 +48,22 @@ static void nap(rr_proxy *proxy, uint32_t us) {
     rr_count(&proxy->stats.naps, 1);
 }
 
+typedef struct rr_naps {
+    uint32_t us;    /* length of this nap; 0 = the thread is awake */
+    uint32_t asked; /* length of the first */
+    uint32_t taken; /* of this length */
+} rr_naps;
+
 /* Naps start at what was asked for and double every 64: an idle session costs next to nothing. */
-static uint32_t next_nap(rr_proxy *proxy, uint32_t nap_us, uint32_t *naps_at_this) {
+static void next_nap(rr_proxy *proxy, rr_naps *naps) {
     uint32_t most = proxy->config.doorbell ? RR_NAP_MAX_DOORBELL_US : RR_NAP_MAX_US;
-    if (!nap_us) {
-        *naps_at_this = 0;
-        return __atomic_load_n(&proxy->nap_us, __ATOMIC_RELAXED);
+    uint32_t asked = __atomic_load_n(&proxy->nap_us, __ATOMIC_RELAXED);
+    if (!naps->us || naps->asked != asked) { /* falling asleep, or asked for another length meanwhile */
+        *naps = (rr_naps){.us = asked, .asked = asked};
+    } else if (++naps->taken >= 64 && naps->us < most) {
+        naps->us = naps->us * 2 > most ? most : naps->us * 2;
+        naps->taken = 0;
     }
-    if (++*naps_at_this < 64 || nap_us >= most) return nap_us;
-    *naps_at_this = 0;
-    return nap_us * 2 > most ? most : nap_us * 2;
 }
 
 static void *progress_main(void *arg) {
@@ -65,7 +71,7 @@ static void *progress_main(void *arg) {
     prctl(PR_SET_NAME, "roce-ring-proxy");
     prctl(PR_SET_TIMERSLACK, 1000ul); /* 1 us: the default of 50 us would triple a 20 us nap */
     uint64_t empty = 0;
-    uint32_t nap_us = 0, naps_at_this = 0;
+    rr_naps naps = {0};
     for (uint64_t turn = 0;; turn++) {
         bool worked = false, pending = true, stop = __atomic_load_n(&proxy->stop, __ATOMIC_ACQUIRE);
         if (rr_try_enter(&proxy->engine_busy)) {
@@ -73,9 +79,9 @@ static void *progress_main(void *arg) {
             uint64_t commands = proxy->stats.commands;
             worked = rr_engine_step(proxy);
             if (!worked) rr_count(&proxy->stats.empty_polls, 1);
-            if (nap_us && proxy->stats.commands != commands) rr_count(&proxy->stats.commands_asleep, 1);
+            if (naps.us && proxy->stats.commands != commands) rr_count(&proxy->stats.commands_asleep, 1);
             bool done = false;
-            if (turn % 64 == 0 || nap_us || stop) {
+            if (turn % 64 == 0 || naps.us || stop) {
                 uint64_t now = rr_now_ns();
                 if (now - proxy->last_tick_ns > 2000000 || stop) rr_watch_tick(proxy, now);
                 done = stop && (rr_engine_idle(proxy) || now >= proxy->stop_by_ns);
@@ -86,19 +92,21 @@ static void *progress_main(void *arg) {
             if (done) return NULL;
         }
         if (worked) {
-            empty = 0, nap_us = 0;
+            empty = 0, naps.us = 0;
             continue;
         }
         empty++;
-        if (pending || empty < rr_load_relaxed(&proxy->idle_spins) || stop) {
+        bool in_budget = empty < rr_load_relaxed(&proxy->idle_spins);
+        if (in_budget) naps.us = 0; /* the budget may have grown while it napped */
+        if (pending || in_budget || stop) {
             if (proxy->config.yield)
                 sched_yield();
             else
                 rr_cpu_relax();
             continue;
         }
-        nap_us = next_nap(proxy, nap_us, &naps_at_this);
-        nap(proxy, nap_us);
+        next_nap(proxy, &naps);
+        nap(proxy, naps.us);
     }
 }
 

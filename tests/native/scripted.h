@@ -105,9 +105,6 @@ static inline bool script_complete(uint32_t peer, uint32_t path) {
 
 /* ---- what a kernel does ---- */
 
-static inline uint64_t published(rr_proxy *proxy) {
-    return rr_load_relaxed(&rr_progress_of(proxy)->consumed); /* tests publish one batch at a time */
-}
 
 /* Puts a command at place `index` of the ring, as rr_publish_now does. */
 static inline void publish_at(rr_proxy *proxy, uint64_t index, rr_command cmd) {
