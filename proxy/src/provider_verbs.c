@@ -235,9 +235,9 @@ static void verbs_notify(rr_provider *provider, uint32_t peer, const rr_notice *
 
 static int verbs_lost(rr_provider *provider, uint32_t peer, uint32_t *path) {
     verbs_impl *impl = provider->impl;
-    /* The first notice goes out when a wait has lasted half of late_ms; the whole must end within dead_ms. */
+    /* The first notice goes out when a wait has lasted half of late_ms; the last rank must know within dead_ms. */
     uint64_t dead = provider->config->dead_ms, late = provider->config->late_ms;
-    uint64_t now = rr_now_ns(), patience = (dead > 2 * late ? dead - late : dead / 2) * 1000000;
+    uint64_t now = rr_now_ns(), patience = (dead > 2 * late ? dead * 9 / 10 - late : dead / 2) * 1000000;
     uint32_t bad = 0, reason = RR_ERR_OK, paths = provider->config->paths[peer];
     take_notices(provider);
     for (uint32_t i = 0; i < paths; i++) {

@@ -100,7 +100,8 @@ static void watch_peer(rr_proxy *proxy, uint32_t p, uint64_t now) {
     uint32_t path = 0;
     uint64_t word = wait_of(proxy, p, &path);
     if (word != proxy->wait_word[p]) {
-        if (proxy->late_reported_ns[p]) {
+        /* A wait that an abort ended is not a peer that came. */
+        if (proxy->late_reported_ns[p] && !rr_load_acquire(&rr_abort_line(proxy)->word)) {
             uint64_t ms = (now - proxy->wait_since_ns[p]) / MS;
             rr_raise(&proxy->stats.longest_late_ms, ms);
             rr_event_push(proxy, (rr_event){.kind = RR_EVENT_RESOLVED, .peer = p, .root = p, .ms = ms});
