@@ -30,9 +30,11 @@ test: venv  ## Run every test tier: Python, native with sanitizers, aarch64, CUD
 lint: venv  ## Formatting, types, generated code, forbidden words
 	python tools/lint.py
 
-bench: venv  ## Compare with gloo over 4 local ranks (installs torch if there is none)
+bench: venv  ## Compare with gloo over 4 local ranks (installs torch if there is none); REPORT=FILE keeps it
 	python -c 'import torch' 2>/dev/null || pip install -qq torch==2.13.0
-	roce-ring bench --local 4 --compare gloo --plot build/bench.png
+	roce-ring bench --local 4 --dtype float32,bf16 --compare gloo --plot build/bench.png $(if $(REPORT),--report $(REPORT))
+	python tests/bench_idle.py
+	python tests/bench_planner.py
 
 clean:  ## Remove everything that make has made
 	rm -rf .venv build roce_ring/_lib roce_ring/_include

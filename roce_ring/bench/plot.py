@@ -29,13 +29,20 @@ def plot(result: Result, file: Path) -> None:
 
     matplotlib.use("Agg")  # no display needed
     from matplotlib import pyplot as plt
-    from matplotlib.ticker import FuncFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    # One mode a size: a line of what all_reduce does by itself reads better than one in pieces.
+    ours = [row.case for row in result.rows if row.case.mode not in ("", GLOO)]
+    only_auto = all(case.chosen for case in ours) and len({case.mode for case in ours}) > 1
+
+    def names(row: Row) -> str:
+        return "auto" if only_auto and row.case.chosen else row.case.mode or row.case.op
 
     panels: dict[tuple[str, str], dict[str, list[Row]]] = {}
     for row in result.rows:
         if not row.wrong.total:
             lines = panels.setdefault((row.case.op, row.case.dtype), {})
-            lines.setdefault(row.case.mode or row.case.op, []).append(row)
+            lines.setdefault(names(row), []).append(row)
     if not panels:
         raise ConfigError("--plot: every row has wrong values, there is nothing to draw")
     modes = list(dict.fromkeys(mode for lines in panels.values() for mode in lines))
@@ -51,11 +58,13 @@ def plot(result: Result, file: Path) -> None:
             )
         axis.set_xscale("log", base=2)
         axis.set_yscale("log")
+        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.yaxis.set_minor_formatter(NullFormatter())
         axis.xaxis.set_major_formatter(FuncFormatter(lambda size, _: _size(size)))
         axis.yaxis.set_major_formatter(FuncFormatter(lambda us, _: f"{us:g}"))
         axis.set_xlabel("size (bytes)")
         axis.set_title(f"{op}, {dtype}")
-        axis.grid(visible=True, which="both", alpha=0.25)
+        axis.grid(visible=True, alpha=0.25)
         axis.legend(fontsize="small")
     axes[0][0].set_ylabel("time (us): median, band up to p99")
     first = result.ranks[0]

@@ -21,7 +21,7 @@ def render(result: Result, spec: Spec) -> str:
 
 def _preamble(result: Result, spec: Spec) -> list[str]:
     first = result.ranks[0]
-    why = "; threads outnumber the CPUs, so those that wait yield" if first.crowded else ""
+    why = "; threads outnumber the CPUs, so those that wait sleep" if first.crowded else ""
     more = ", alignments and repeats" if spec.thorough else ""
     return [
         f"# roce-ring bench: {result.world} ranks over {first.provider} on {first.cpus} CPUs, kernels cpu-{first.isa}",
