@@ -82,8 +82,8 @@ class Stats(ct.Structure):
             (name, _u64)
             for name in (
                 "abort_word", "commands", "commands_asleep", "commands_lent", "ops", "writes_posted",
-                "writes_completed", "bytes_written", "window_stalls", "queue_stalls", "polls", "empty_polls", "naps", "stale_completions", "late_reports",
-                "longest_late_ms", "longest_loop_gap_us", "events_lost", "seq_started", "seq_done", "seq_posted",
+                "writes_completed", "bytes_written", "window_stalls", "queue_stalls", "polls", "empty_polls", "naps",
+                "stale_completions", "late_reports", "longest_late_ms", "longest_loop_gap_us", "events_lost", "seq_started", "seq_done", "seq_posted",
                 "seq_completed", "idle_spins",
             )
         ),
@@ -287,7 +287,7 @@ def native() -> Native:
 
 def call(function: object, *arguments: object) -> int:
     """Calls a C function whose last two parameters are (text, bytes); raises SetupError with its sentence."""
-    why = ct.create_string_buffer(1024)
+    why = ct.create_string_buffer(4096)
     result = function(*arguments, why, len(why))  # type: ignore[operator]
     if result is None or (isinstance(result, int) and result < 0):
         raise SetupError(why.value.decode(errors="replace") or "the C library gave no reason")

@@ -177,7 +177,7 @@ class Session:
         """Every step's outcome is gathered before the next, so that ranks fail together."""
         lib = self._native.proxy
         config = self._config(first_seq)
-        why = ct.create_string_buffer(1024)
+        why = ct.create_string_buffer(4096)
         self._proxy = lib.rr_proxy_create(ct.byref(config), why, len(why))
         gather_errors(exchange, None if self._proxy else why.value.decode(errors="replace"), MEETING_S)
         hello = ct.create_string_buffer(HELLO_BYTES)
