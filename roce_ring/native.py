@@ -82,9 +82,9 @@ class Stats(ct.Structure):
             (name, _u64)
             for name in (
                 "abort_word", "commands", "commands_asleep", "commands_lent", "ops", "writes_posted",
-                "writes_completed", "bytes_written", "window_stalls", "queue_stalls", "polls", "empty_polls", "naps",
-                "stale_completions", "late_reports", "longest_late_ms", "longest_loop_gap_us", "events_lost", "seq_started", "seq_done", "seq_posted",
-                "seq_completed", "idle_spins",
+                "writes_completed", "bytes_written", "window_stalls", "queue_stalls", "polls", "empty_polls",
+                "naps", "stale_completions", "late_reports", "longest_late_ms", "longest_loop_gap_us",
+                "events_lost", "seq_started", "seq_done", "seq_posted", "seq_completed", "idle_spins",
             )
         ),
         ("nap_us", _u32),
