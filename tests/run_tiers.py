@@ -144,7 +144,7 @@ CROSS_TOOLS = (
     ("qemu-aarch64-static", "qemu-user-static"),
 )
 TIERS = (
-    Tier("python", "Python tests", python_tests),
+    Tier("python", "Python tests", python_tests, wants=(("ip", "iproute2"), ("unshare", "util-linux"))),
     Tier("native", "C and C++ tests", lambda: native("plain"), BUILD_TOOLS, VERBS),
     Tier("thread", "C and C++ tests under ThreadSanitizer", lambda: sanitized("thread"), BUILD_TOOLS, VERBS),
     Tier("address", "C and C++ tests under AddressSanitizer", lambda: sanitized("address"), BUILD_TOOLS, VERBS),
