@@ -15,7 +15,7 @@ from .cases import GLOO, Case
 from .check import Runner, exact_answer, exact_input, sides
 from .data import Placed
 
-WARM_UP = 2  # calls per visit that are not counted: they bring the buffers into the caches
+WARM_UP = 5  # calls per visit that are not counted: they bring buffers into caches and threads into step
 
 
 class Times(msgspec.Struct):
