@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 COMPARE = ("gloo",)
 MAX_ITERS = 100_000
+PLAIN_EVERY_S = 5.0
 
 
 def register(app: typer.Typer) -> None:
@@ -129,26 +131,29 @@ def before_start(gloo: bool, plot: Path | None, report: Path | None) -> None:
 
 @contextmanager
 def progress() -> Iterator[Callable[[Answer], None]]:
-    """What ranks say, on stderr: a bar on a terminal, else only their warnings."""
+    """What ranks say, on stderr: a bar on a terminal, elsewhere a line now and then; and their warnings."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from ..bench import job
 
     console = Console(stderr=True)
-    # Drawn seldom: every redraw takes a core from the ranks.
-    bar = Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-        console=console, transient=True, auto_refresh=False, disable=not console.is_terminal,
-    )  # fmt: skip
-    with bar:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    live = console.is_terminal
+    said = time.monotonic()
+    # Redrawn only when a rank says something: a clock of its own would take a core from the ranks.
+    with Progress(*columns, console=console, transient=True, auto_refresh=False, disable=not live) as bar:
         task = bar.add_task("starting ranks", total=None)
         bar.refresh()
 
         def tell(answer: Answer) -> None:
-            if isinstance(answer, job.Progress):
-                bar.update(task, completed=answer.done, total=answer.of, description=answer.what, refresh=True)
-            elif isinstance(answer, job.Logged):
-                print(f"roce-ring bench: {answer.text}", file=sys.stderr)
+            nonlocal said
+            if isinstance(answer, job.Logged):
+                console.print(f"roce-ring bench: {answer.text}", markup=False, highlight=False, soft_wrap=True)
+            elif isinstance(answer, job.Progress):
+                bar.update(task, completed=answer.done, total=answer.of, description=answer.what, refresh=live)
+                if not live and time.monotonic() - said > PLAIN_EVERY_S:
+                    said = time.monotonic()
+                    print(f"roce-ring bench: step {answer.done} of {answer.of}: {answer.what}", file=sys.stderr)
 
         yield tell
