@@ -5,7 +5,7 @@
  * too), and
  *   - every rank's last wait of operation k depends, directly or through others, on every other rank having begun k.
  * A rank that begins k + 2 has finished k + 1, so every rank had begun k + 1, so every rank had finished k: nobody
- * still reads slot k % 2, and everything this rank sent from it has landed. tests/kernels picks the fastest rank always
+ * still reads slot k % 2, and everything this rank sent from it has landed. tests/native picks the fastest rank always
  * and checks it.
  *
  * Blocks. Block 0 polls flags, one thread per (source, path); it hands the result to the other blocks through device
@@ -13,7 +13,9 @@
  * H200). All blocks must be resident at once.
  *
  * Failure. A wait that fails sets the fault word and every block leaves through the same barriers as on the good path;
- * the output is undefined. Later launches leave at their first wait, because the abort word stays set.
+ * the output is undefined. Later launches of the session leave before they touch anything: what the failed operation
+ * sent may still be on the wire to ranks that did not fail, and staging over it would give them wrong bytes under a
+ * good flag.
  */
 #ifndef ROCE_RING_COLLECTIVE_CUH
 #define ROCE_RING_COLLECTIVE_CUH
@@ -30,11 +32,13 @@ RR_FN rr_kernel_line *rr_kernel_line_of(const rr_ctx &c) {
     return (rr_kernel_line *)(rr_region(c) + c.op->layout.kernel);
 }
 
-RR_FN void rr_begin(rr_ctx &c) {
-    c.seq = rr_state_of(c)->seq + 1; /* stable for the whole launch: only the last block out moves it */
+/* False if there is nothing to do but return: an operation of this session has failed. */
+RR_FN bool rr_begin(rr_ctx &c) {
+    c.seq = rr_state_of(c)->seq + 1; /* stable for the whole launch, as `failed`: only the last block out moves them */
     c.rounds = c.commands = 0;
-    c.failed = false;
-    if (c.block == 0 && c.tid == 0) rr_store_relaxed_sys(&rr_kernel_line_of(c)->seq_started, c.seq);
+    c.failed = rr_state_of(c)->failed;
+    if (!c.failed && c.block == 0 && c.tid == 0) rr_store_relaxed_sys(&rr_kernel_line_of(c)->seq_started, c.seq);
+    return !c.failed;
 }
 
 /* One thread: stores a command and then, with release order, its commit word. */
@@ -222,7 +226,9 @@ RR_FN void rr_end(rr_ctx &c) {
         state->leaving = 0;
         rr_store_release_dev(&state->ready, 0);
     }
-    if (!c.failed) {
+    if (c.failed) {
+        state->failed = 1;
+    } else {
         state->seq = c.seq;
         state->commands += c.commands;
     }

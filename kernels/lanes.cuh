@@ -102,7 +102,7 @@ RR_FN bool rr_ring_wait(rr_ctx &c, const rr_lane *lane, uint32_t lanes, uint32_t
 template <typename T, typename P> RR_FN void rr_ring_run(rr_ctx &c, uint32_t lanes) {
     const uint32_t N = rr_tile_of<T>::count;
     uint32_t world = c.op->world, position;
-    rr_begin(c);
+    if (!rr_begin(c)) return;
     rr_lane lane[2];
     rr_cut_lanes<T, P>(c, lane, lanes, world - 1, 1, world - 1, world - 1);
     position = rr_my_position(c);
@@ -171,7 +171,7 @@ RR_FN uint32_t rr_dimension_of_step(uint32_t lane, uint32_t step, uint32_t dimen
 template <typename T, typename P> RR_FN void rr_halving_run(rr_ctx &c) {
     const uint32_t N = rr_tile_of<T>::count;
     uint32_t world = c.op->world, dimensions = rr_log2_ceil(world);
-    rr_begin(c);
+    if (!rr_begin(c)) return;
     rr_lane lane[2];
     rr_cut_lanes<T, P>(c, lane, 2, world, 0, world - 1, world);
     uint32_t position = rr_my_position(c), side = rr_coordinate(position, dimensions), low[2] = {0, 0};

@@ -24,7 +24,7 @@ RR_FN void rr_reduce_in_rank_order(rr_ctx &c, const uint8_t *own, const uint8_t 
 
 template <typename T> RR_FN void rr_full(rr_ctx &c) {
     const rr_op *op = c.op;
-    rr_begin(c);
+    if (!rr_begin(c)) return;
     uint64_t bytes = op->count * sizeof(T), send = rr_send_offset(c), recv = rr_recv_offset(c);
     rr_copy(c, rr_region(c) + send, (const void *)op->in, bytes);
     rr_publish(c, RR_OP_BROADCAST, 0, rr_wave_of(op), rr_peers(c), send, recv + op->rank * op->layout.slot_bytes, bytes,

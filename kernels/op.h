@@ -24,13 +24,13 @@ enum rr_mode {
 #define RR_MAX_ROUNDS 64
 
 /* Lives in device memory (CPU: process memory), one per session. Only kernels touch it after it was zeroed. Between
- * launches everything but `seq` and `commands` is zero. */
+ * launches everything but `seq`, `commands` and `failed` is zero. */
 typedef struct rr_device_state {
-    uint64_t seq;      /* last finished operation */
-    uint64_t commands; /* commands published so far */
-    uint64_t ready;    /* round << 1 | failed: block 0 tells the others that a wait is over */
-    uint32_t leaving;  /* blocks that are through; the last one cleans up */
-    uint32_t reserved;
+    uint64_t seq;                    /* last finished operation */
+    uint64_t commands;               /* commands published so far */
+    uint64_t ready;                  /* round << 1 | failed: block 0 tells the others that a wait is over */
+    uint32_t leaving;                /* blocks that are through; the last one cleans up */
+    uint32_t failed;                 /* an operation failed: later launches do nothing */
     uint32_t arrived[RR_MAX_ROUNDS]; /* blocks that finished a round's writing; the last one publishes the command */
 } rr_device_state;
 
@@ -95,6 +95,7 @@ typedef struct rr_op {
     X(rr_device_state, commands, 8, 8) \
     X(rr_device_state, ready, 16, 8) \
     X(rr_device_state, leaving, 24, 4) \
+    X(rr_device_state, failed, 28, 4) \
     X(rr_device_state, arrived, 32, 256)
 #define RR_OP_STRUCTS(X) \
     X(rr_op, 400) \

@@ -32,7 +32,7 @@ RR_FN bool rr_scatter_and_reduce(rr_ctx &c, uint64_t count, uint64_t each, uint6
 
 template <typename T> RR_FN void rr_rsag(rr_ctx &c) {
     const rr_op *op = c.op;
-    rr_begin(c);
+    if (!rr_begin(c)) return;
     uint64_t each = rr_chunk_count(op->count, op->world, op->dtype), chunk = each * sizeof(T),
              bytes = op->count * sizeof(T);
     uint64_t recv = rr_recv_offset(c), result = rr_send_offset(c) + op->layout.slot_bytes;
@@ -56,7 +56,7 @@ template <typename T> RR_FN void rr_rsag(rr_ctx &c) {
 
 /* out = sum over ranks of in[rank * count .. + count). */
 template <typename T> RR_FN void rr_reduce_scatter(rr_ctx &c) {
-    rr_begin(c);
+    if (!rr_begin(c)) return;
     rr_scatter_and_reduce<T>(c, c.op->count * c.op->world, c.op->count, 0, (T *)0);
     rr_end(c);
 }
@@ -65,7 +65,7 @@ template <typename T> RR_FN void rr_reduce_scatter(rr_ctx &c) {
  * Bytes only: any dtype. */
 RR_FN void rr_all_gather(rr_ctx &c) {
     const rr_op *op = c.op;
-    rr_begin(c);
+    if (!rr_begin(c)) return;
     uint64_t send = rr_send_offset(c), recv = rr_recv_offset(c), row = 0;
     for (uint32_t p = 0; p < op->world; p++) row += op->width[p];
     uint64_t bytes = op->rows * op->width[op->rank];

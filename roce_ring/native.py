@@ -166,7 +166,7 @@ class DeviceState(ct.Structure):
         ("commands", _u64),
         ("ready", _u64),
         ("leaving", _u32),
-        ("reserved", _u32),
+        ("failed", _u32),
         ("arrived", _u32 * 64),
     ]
 

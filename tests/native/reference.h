@@ -29,8 +29,9 @@ static inline float decode(uint32_t dtype, const uint8_t *from) {
     uint32_t fraction_bits = f.precision - 1, fraction = bits & ((1u << fraction_bits) - 1);
     uint32_t exponent = bits >> fraction_bits & ((1u << f.exponent_bits) - 1);
     CHECK(exponent != (1u << f.exponent_bits) - 1, "the tests use finite numbers only: %x", bits);
-    double v = exponent ? ldexp(fraction + ldexp(1, (int)fraction_bits), (int)exponent - 1 + f.smallest - (int)fraction_bits)
-                        : ldexp(fraction, f.smallest - (int)fraction_bits);
+    double v = exponent
+                   ? ldexp(fraction + ldexp(1, (int)fraction_bits), (int)exponent - 1 + f.smallest - (int)fraction_bits)
+                   : ldexp(fraction, f.smallest - (int)fraction_bits);
     return (float)(bits >> (f.bytes * 8 - 1) ? -v : v);
 }
 
@@ -45,15 +46,16 @@ static inline void encode(uint32_t dtype, double v, uint8_t *to) {
         /* In units of the last place. nearbyint rounds to even in the default mode. */
         double units = nearbyint(ldexp(magnitude, (int)fraction_bits - exponent)), one = ldexp(1, (int)fraction_bits);
         if (units == 2 * one) units = one, exponent++;
-        bits = units < one ? (uint32_t)units : (uint32_t)(units - one) | (uint32_t)(exponent - f.smallest + 1) << fraction_bits;
+        bits = units < one ? (uint32_t)units
+                           : (uint32_t)(units - one) | (uint32_t)(exponent - f.smallest + 1) << fraction_bits;
     }
     bits |= (signbit(v) ? 1u : 0u) << (f.bytes * 8 - 1);
     memcpy(to, &bits, f.bytes);
 }
 
 /* Element `i` of what rank `rank` puts in: a function, so that every rank knows everybody's input.
- * Whole numbers up to 8 in size: sums over 16 ranks are exact in every dtype. Otherwise anything in (-1, 1), and now and then
- * something tiny, so that fp16's subnormals are summed too. */
+ * Whole numbers up to 8 in size: sums over 16 ranks are exact in every dtype. Otherwise anything in (-1, 1), and now
+ * and then something tiny, so that fp16's subnormals are summed too. */
 static inline float input_value(uint64_t seed, uint32_t rank, uint64_t i, int whole) {
     uint64_t state = seed * 1000003 + rank * 0x10001 + i * 0x9e3779b1ull, x = rng_next(&state);
     if (whole) return (float)((int)(x % 17) - 8);
@@ -63,7 +65,8 @@ static inline float input_value(uint64_t seed, uint32_t rank, uint64_t i, int wh
 
 /* Raw contributions meet: fp32 sums in rank order. The inputs are what `dtype` can hold. */
 static inline float sum_in_rank_order(const float *const *inputs, uint32_t world, uint64_t i) {
-    volatile float sum = inputs[0][i]; /* volatile: an fp32 after every addition, whatever the compiler keeps in registers */
+    volatile float sum =
+        inputs[0][i]; /* volatile: an fp32 after every addition, whatever the compiler keeps in registers */
     for (uint32_t r = 1; r < world; r++) sum = sum + inputs[r][i];
     return sum;
 }

@@ -1,5 +1,5 @@
-/* A provider that does what the test says: it remembers every write, completes them when told, fills up, fails, and keeps what
- * peers would have been told. The proxy above it is the real one, alone in its world and stepped by hand. */
+/* A provider that does what the test says: it remembers every write, completes them when told, fills up, fails, and
+ * keeps what peers would have been told. The proxy above it is the real one, alone in its world and stepped by hand. */
 #ifndef RR_SCRIPTED_H
 #define RR_SCRIPTED_H
 
@@ -9,9 +9,9 @@
 #define SCRIPT_WRITES 65536
 
 typedef struct script {
-    bool at_once;           /* writes are done when they return, as with shm */
-    uint32_t room;          /* writes in flight on one path before it says RR_WRITE_AGAIN; 0 = no bound */
-    int fails_peer, fails_path; /* that path answers RR_WRITE_FAILED; -1 = none */
+    bool at_once;                  /* writes are done when they return, as with shm */
+    uint32_t room;                 /* writes in flight on one path before it says RR_WRITE_AGAIN; 0 = no bound */
+    int fails_peer, fails_path;    /* that path answers RR_WRITE_FAILED; -1 = none */
     rr_write write[SCRIPT_WRITES]; /* every write that was accepted, in order */
     uint32_t writes;
     bool completed[SCRIPT_WRITES];
@@ -32,7 +32,9 @@ static int script_open(rr_provider *provider, rr_hello *hello, rr_why why) {
     provider->impl = &the_script;
     return 0;
 }
-static int script_connect(rr_provider *provider, const rr_hello *all, rr_why why) { return (void)provider, (void)all, (void)why, 0; }
+static int script_connect(rr_provider *provider, const rr_hello *all, rr_why why) {
+    return (void)provider, (void)all, (void)why, 0;
+}
 static void script_started(rr_provider *provider) { (void)provider; }
 
 static enum rr_write_result script_write(rr_provider *provider, const rr_write *write) {
@@ -62,7 +64,9 @@ static void script_notify(rr_provider *provider, uint32_t peer, const rr_notice 
     s->told[peer] = *notice;
     s->notices[peer]++;
 }
-static int script_lost(rr_provider *provider, uint32_t peer, uint32_t *path) { return (void)path, ((script *)provider->impl)->lost[peer]; }
+static int script_lost(rr_provider *provider, uint32_t peer, uint32_t *path) {
+    return (void)path, ((script *)provider->impl)->lost[peer];
+}
 static void script_close(rr_provider *provider) { provider->impl = NULL; }
 
 static const rr_provider_ops script_ops = {.name = "script",
@@ -104,7 +108,6 @@ static inline bool script_complete(uint32_t peer, uint32_t path) {
 }
 
 /* ---- what a kernel does ---- */
-
 
 /* Puts a command at place `index` of the ring, as rr_publish_now does. */
 static inline void publish_at(rr_proxy *proxy, uint64_t index, rr_command cmd) {

@@ -1,7 +1,8 @@
 /* The shm provider, but writing into a peer's region at the address where the peer's own threads see it.
  *
- * ThreadSanitizer knows memory by address. Ranks that share a process and map each other's region a second time would hide
- * both the races and the synchronisation between proxy and peer from it. Same source, one mapping: it sees everything.
+ * ThreadSanitizer knows memory by address. Ranks that share a process and map each other's region a second time would
+ * hide both the races and the synchronisation between proxy and peer from it. Same source, one mapping: it sees
+ * everything.
  */
 #ifndef RR_SHM_ONE_MAPPING_H
 #define RR_SHM_ONE_MAPPING_H

@@ -1,7 +1,7 @@
 /* The checkers work: a provider that stores the flag before the payload is noticed, the intact one never is.
  *
- * "Noticed" means wrong values come out of a collective, and, in the ThreadSanitizer build, that it reports the race: there
- * the broken half runs in a child, which must die of the report.
+ * "Noticed" means wrong values come out of a collective, and, in the ThreadSanitizer build, that it reports the race:
+ * there the broken half runs in a child, which must die of the report.
  */
 #include "shm_one_mapping.h"
 #include "world.h"
@@ -80,7 +80,8 @@ static int broken_child(const char *self, char *report, size_t room) {
     report[have] = 0;
     close(ends[0]);
     int status = 0;
-    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status), "the child ended with %x: %s", (unsigned)status, report);
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status), "the child ended with %x: %s", (unsigned)status,
+          report);
     return WEXITSTATUS(status);
 }
 
@@ -91,7 +92,8 @@ int main(int argc, char **argv) {
     if (UNDER_TSAN) {
         static char report[65536];
         int status = broken_child(argv[0], report, sizeof report);
-        CHECK(status == TSAN_EXIT && strstr(report, "data race"), "the race passed unseen, exit status %d: %s", status, report);
+        CHECK(status == TSAN_EXIT && strstr(report, "data race"), "the race passed unseen, exit status %d: %s", status,
+              report);
         CHECK(strstr(report, "flag_before_payload"), "another race than the one intended: %s", report);
         printf("flag before payload: reported by ThreadSanitizer\n");
     } else {

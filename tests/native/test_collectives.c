@@ -1,8 +1,9 @@
-/* Every mode, dtype, size and grid over real proxies gives the answer that the design promises, on every rank, every time.
+/* Every mode, dtype, size and grid over real proxies gives the answer that the design promises, on every rank, every
+ * time.
  *
  * Ranks are threads of this process, each with its own proxy thread. They run through one list of cases without meeting
- * between cases, so ranks are ahead of each other as in life. Under ThreadSanitizer the list is shorter and regions have
- * one address (shm_one_mapping.h).
+ * between cases, so ranks are ahead of each other as in life. Under ThreadSanitizer the list is shorter and regions
+ * have one address (shm_one_mapping.h).
  */
 #include "reference.h"
 #include "shm_one_mapping.h"
@@ -16,7 +17,7 @@ typedef struct test_case {
     uint32_t kind, mode, dtype, wave, fp32_partials;
     uint64_t count, rows;
     uint64_t width[RR_MAX_WORLD];
-    uint32_t whole;    /* inputs are whole numbers: the answer is exact in every mode */
+    uint32_t whole; /* inputs are whole numbers: the answer is exact in every mode */
     uint32_t in_place;
     uint32_t in_skew, out_skew; /* bytes off a 64-byte boundary */
     uint32_t blocks, threads;
@@ -30,7 +31,8 @@ typedef struct plan {
     uint64_t digest[MAX_CASES][RR_MAX_WORLD]; /* of each rank's output */
 } plan;
 
-static const char *const mode_names[] = {"none", "full", "full_phased", "payload_rsag", "payload_rsag_phased", "ring", "ring_bidir", "halving"};
+static const char *const mode_names[] = {"none", "full",       "full_phased", "payload_rsag", "payload_rsag_phased",
+                                         "ring", "ring_bidir", "halving"};
 
 static bool raw(const test_case *t) { return t->kind == RR_REDUCE_SCATTER || t->mode <= RR_MODE_PAYLOAD_RSAG_PHASED; }
 
@@ -40,9 +42,12 @@ static uint64_t digest_of(const uint8_t *bytes, uint64_t n) {
     return hash;
 }
 
-#define WHERE(t, rank, i) "rank %u: %s kind %u dtype %u count %llu partials %u wave %u grid %ux%u in place %u skew %u/%u seed %llu, at %llu", (rank), \
-    mode_names[(t)->mode], (t)->kind, (t)->dtype, (unsigned long long)(t)->count, (t)->fp32_partials, (t)->wave, (t)->blocks, (t)->threads, \
-    (t)->in_place, (t)->in_skew, (t)->out_skew, (unsigned long long)(t)->seed, (unsigned long long)(i)
+#define WHERE(t, rank, i)                                                                                              \
+    "rank %u: %s kind %u dtype %u count %llu partials %u wave %u grid %ux%u in place %u skew %u/%u seed %llu, at "     \
+    "%llu",                                                                                                            \
+        (rank), mode_names[(t)->mode], (t)->kind, (t)->dtype, (unsigned long long)(t)->count, (t)->fp32_partials,      \
+        (t)->wave, (t)->blocks, (t)->threads, (t)->in_place, (t)->in_skew, (t)->out_skew,                              \
+        (unsigned long long)(t)->seed, (unsigned long long)(i)
 
 static uint8_t *room(uint64_t bytes) {
     void *p;
@@ -77,11 +82,12 @@ static void run_op(test_world *w, uint32_t rank, const test_case *t, const uint8
     CHECK(result == RR_CPU_OK, WHERE(t, rank, rr_proxy_abort_word(w->proxy[rank])));
 }
 
-static void check_reduced(const test_world *w, uint32_t rank, const test_case *t, const float *const *inputs, const uint8_t *out) {
+static void check_reduced(const test_world *w, uint32_t rank, const test_case *t, const float *const *inputs,
+                          const uint8_t *out) {
     uint64_t first = t->kind == RR_REDUCE_SCATTER ? rank * t->count : 0;
     uint32_t size = format_of(t->dtype).bytes;
-    /* lanes.cuh: a partial that travels as T rounds at every hop, N - 1 of a ring and log2 N of halving; fp32 partials round
-     * once at the end. Each of the N - 1 fp32 additions adds its own 2^-24. */
+    /* lanes.cuh: a partial that travels as T rounds at every hop, N - 1 of a ring and log2 N of halving; fp32 partials
+     * round once at the end. Each of the N - 1 fp32 additions adds its own 2^-24. */
     uint32_t hops = t->mode == RR_MODE_HALVING ? rr_log2_ceil(w->size) : w->size - 1;
     double bound = (t->fp32_partials ? 1 : hops) * unit_roundoff(t->dtype) + (w->size - 1) * 0x1p-24;
     for (uint64_t i = 0; i < t->count; i++) {
@@ -91,8 +97,10 @@ static void check_reduced(const test_world *w, uint32_t rank, const test_case *t
             CHECK(!memcmp(out + i * size, expected, size), WHERE(t, rank, i));
         } else {
             double exact = 0, magnitude = 0;
-            for (uint32_t r = 0; r < w->size; r++) exact += inputs[r][first + i], magnitude += fabsf(inputs[r][first + i]);
-            double error = fabs(decode(t->dtype, out + i * size) - exact), tiny = t->dtype == RR_FLOAT16 ? hops * 0x1p-25 : 0;
+            for (uint32_t r = 0; r < w->size; r++)
+                exact += inputs[r][first + i], magnitude += fabsf(inputs[r][first + i]);
+            double error = fabs(decode(t->dtype, out + i * size) - exact),
+                   tiny = t->dtype == RR_FLOAT16 ? hops * 0x1p-25 : 0;
             CHECK(error <= bound * magnitude * 1.01 + tiny, WHERE(t, rank, i));
         }
     }
@@ -126,13 +134,16 @@ static void reduce_case(test_world *w, uint32_t rank, const test_case *t, uint64
     free(out_room);
 }
 
-static uint8_t gather_byte(uint64_t seed, uint32_t rank, uint64_t i) { return (uint8_t)((i * 2654435761u + rank * 97 + seed * 31) >> 5); }
+static uint8_t gather_byte(uint64_t seed, uint32_t rank, uint64_t i) {
+    return (uint8_t)((i * 2654435761u + rank * 97 + seed * 31) >> 5);
+}
 
 static void gather_case(test_world *w, uint32_t rank, const test_case *t, uint64_t *digest) {
     uint64_t row = 0, at = 0, mine = t->rows * t->width[rank];
     for (uint32_t r = 0; r < w->size; r++) at += r < rank ? t->width[r] : 0, row += t->width[r];
     uint8_t *in_room = room(mine), *out_room = room(t->rows * row), *out = out_room + GUARD + t->out_skew;
-    uint8_t *in = t->in_place ? out + at : in_room + GUARD + t->in_skew; /* in place: one row, already where it belongs */
+    uint8_t *in =
+        t->in_place ? out + at : in_room + GUARD + t->in_skew; /* in place: one row, already where it belongs */
     memset(out, 0xee, t->rows * row);
     for (uint64_t i = 0; i < mine; i++) in[i] = gather_byte(t->seed, rank, i);
     guard(out, t->rows * row);
@@ -141,7 +152,8 @@ static void gather_case(test_world *w, uint32_t rank, const test_case *t, uint64
     for (uint64_t r = 0, column = 0; r < t->rows; r++, column = 0)
         for (uint32_t src = 0; src < w->size; column += t->width[src++])
             for (uint64_t i = 0; i < t->width[src]; i++)
-                CHECK(out[r * row + column + i] == gather_byte(t->seed, src, r * t->width[src] + i), WHERE(t, rank, r * row + column + i));
+                CHECK(out[r * row + column + i] == gather_byte(t->seed, src, r * t->width[src] + i),
+                      WHERE(t, rank, r * row + column + i));
     *digest = digest_of(out, t->rows * row);
     free(in_room);
     free(out_room);
@@ -151,8 +163,10 @@ static void run_plan(test_world *w, uint32_t rank) {
     plan *p = w->data;
     for (uint32_t i = 0; i < p->cases; i++) {
         const test_case *t = &p->at[i];
-        if (t->kind == RR_ALL_GATHER) gather_case(w, rank, t, &p->digest[i][rank]);
-        else reduce_case(w, rank, t, &p->digest[i][rank]);
+        if (t->kind == RR_ALL_GATHER)
+            gather_case(w, rank, t, &p->digest[i][rank]);
+        else
+            reduce_case(w, rank, t, &p->digest[i][rank]);
     }
 }
 
@@ -164,7 +178,12 @@ static test_case *next_case(plan *p, uint64_t *rng, uint32_t world) {
     test_case *t = &p->at[p->cases++];
     /* Large worlds have threads enough. */
     const uint32_t *grid = grids[rng_below(rng, world <= 3 ? 4 : 8) % (world <= 5 ? 8 : 1) & 3];
-    *t = (test_case){.kind = RR_ALL_REDUCE, .dtype = 1 + rng_below(rng, 3), .rows = 1, .blocks = grid[0], .threads = grid[1], .seed = p->cases};
+    *t = (test_case){.kind = RR_ALL_REDUCE,
+                     .dtype = 1 + rng_below(rng, 3),
+                     .rows = 1,
+                     .blocks = grid[0],
+                     .threads = grid[1],
+                     .seed = p->cases};
     t->wave = rng_below(rng, 2) ? RR_WAVE_TWO : RR_WAVE_ALL;
     t->in_place = rng_below(rng, 3) == 0;
     t->spins = rng_below(rng, 2) * 200;
@@ -190,7 +209,8 @@ static void plan_reductions(plan *p, uint64_t *rng, uint32_t world) {
                 if (t->whole) continue;
                 /* Again, elsewhere in memory, on another grid: the bits must not change. */
                 test_case first = *t, *again = next_case(p, rng, world);
-                first.blocks = again->blocks, first.threads = again->threads, first.in_skew = again->in_skew, first.in_place = !first.in_place;
+                first.blocks = again->blocks, first.threads = again->threads, first.in_skew = again->in_skew,
+                first.in_place = !first.in_place;
                 *again = first;
             }
         }

@@ -1,4 +1,5 @@
-/* The numbers both ends of a transfer derive for themselves: where things lie, how bytes are cut, and that a difference shows. */
+/* The numbers both ends of a transfer derive for themselves: where things lie, how bytes are cut, and that a difference
+ * shows. */
 #include "testing.h"
 
 static const uint64_t capacities[] = {1, 4095, 4096, 65536, 1000003, 1ull << 30};
@@ -43,7 +44,8 @@ static void no_two_flags_share_a_line(void) {
     for (uint32_t world = 2; world <= RR_MAX_WORLD; world++) {
         rr_layout l = rr_layout_of(world, rr_slot_bytes(1));
         uint32_t phases = (uint32_t)l.phases;
-        CHECK(phases >= 2 * (world - 1) && phases >= 4 * rr_log2_ceil(world) && phases >= 4, "world %u has %u phases", world, phases);
+        CHECK(phases >= 2 * (world - 1) && phases >= 4 * rr_log2_ceil(world) && phases >= 4, "world %u has %u phases",
+              world, phases);
         size_t lines = (size_t)((l.records - l.flags) / RR_LINE);
         unsigned char *taken = calloc(lines, 1);
         for (uint32_t src = 0; src < world; src++)
@@ -51,8 +53,8 @@ static void no_two_flags_share_a_line(void) {
                 for (uint32_t phase = 0; phase < phases; phase++)
                     for (uint32_t path = 0; path < RR_MAX_PATHS; path++) {
                         uint64_t at = rr_flag_offset(l.flags, phases, src, slot, phase, path);
-                        CHECK(at >= l.flags && at + sizeof(rr_flag) <= l.records && at % RR_LINE == 0, "world %u src %u phase %u",
-                              world, src, phase);
+                        CHECK(at >= l.flags && at + sizeof(rr_flag) <= l.records && at % RR_LINE == 0,
+                              "world %u src %u phase %u", world, src, phase);
                         size_t line = (size_t)((at - l.flags) / RR_LINE);
                         CHECK(!taken[line], "world %u: two flags on line %zu", world, line);
                         taken[line] = 1;
@@ -69,13 +71,15 @@ static void stripes_are_the_whole_in_whole_units(void) {
         uint32_t minimum = rng_below(&rng, 3) ? rng_below(&rng, 2048) : 0, used = rr_paths_used(bytes, paths, minimum);
         CHECK(used == 1 || used == paths, "%u of %u paths", used, paths);
         CHECK(used == 1 || bytes >= minimum, "%u bytes are striped below the minimum of %u", bytes, minimum);
-        CHECK(rr_stripe_begin(bytes, used, 0) == 0 && rr_stripe_begin(bytes, used, used) == bytes, "%u bytes, %u paths", bytes, used);
+        CHECK(rr_stripe_begin(bytes, used, 0) == 0 && rr_stripe_begin(bytes, used, used) == bytes, "%u bytes, %u paths",
+              bytes, used);
         uint32_t units[RR_MAX_PATHS];
         for (uint32_t p = 0; p < used; p++) units[p] = bytes / 16 / used + (p < bytes / 16 % used);
         for (uint32_t p = 0; p < used; p++) {
             uint32_t begin = rr_stripe_begin(bytes, used, p), end = rr_stripe_begin(bytes, used, p + 1);
             uint32_t tail = p + 1 == used ? bytes % 16 : 0;
-            CHECK(begin % 16 == 0 && end - begin == units[p] * 16 + tail, "%u bytes, path %u of %u: [%u, %u)", bytes, p, used, begin, end);
+            CHECK(begin % 16 == 0 && end - begin == units[p] * 16 + tail, "%u bytes, path %u of %u: [%u, %u)", bytes, p,
+                  used, begin, end);
             CHECK(used == 1 || end > begin, "%u bytes leave path %u of %u empty", bytes, p, used);
         }
     }
@@ -103,7 +107,8 @@ static void the_hash_tells_worlds_and_slots_apart(void) {
         for (uint64_t slot = 2 * RR_PAGE; slot < (2 + COUNT(capacities)) * RR_PAGE; slot += RR_PAGE) {
             uint64_t hash = rr_layout_hash(world, slot);
             CHECK(hash == rr_layout_hash(world, slot), "the hash is not a function");
-            for (size_t i = 0; i < n; i++) CHECK(hash != seen[i], "world %u, slot %llu has another's hash", world, (unsigned long long)slot);
+            for (size_t i = 0; i < n; i++)
+                CHECK(hash != seen[i], "world %u, slot %llu has another's hash", world, (unsigned long long)slot);
             seen[n++] = hash;
         }
 }
@@ -128,8 +133,8 @@ static void every_error_says_what_it_means_and_what_to_do(void) {
 
 static void an_abort_word_keeps_its_parts(void) {
     uint64_t word = RR_ABORT_WORD(RR_ERR_QP_ERROR, 15, 29, 3, 0x1fffffffeull);
-    CHECK(RR_ABORT_REASON(word) == RR_ERR_QP_ERROR && RR_ABORT_CULPRIT(word) == 15 && RR_ABORT_PHASE(word) == 29, "%llx",
-          (unsigned long long)word);
+    CHECK(RR_ABORT_REASON(word) == RR_ERR_QP_ERROR && RR_ABORT_CULPRIT(word) == 15 && RR_ABORT_PHASE(word) == 29,
+          "%llx", (unsigned long long)word);
     CHECK(RR_ABORT_PATH(word) == 3 && RR_ABORT_SEQ(word) == 0xfffffffeu, "%llx", (unsigned long long)word);
 }
 

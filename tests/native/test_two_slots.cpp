@@ -1,10 +1,11 @@
-// Two slots are enough, whoever runs: no slot is written before its last reader is through, and none is staged again before
-// the wire has read it.
+// Two slots are enough, whoever runs: no slot is written before its last reader is through, and none is staged again
+// before the wire has read it.
 //
-// One thread plays everybody, so a schedule is a list of choices and a failure can be repeated. Kernels are the real source,
-// compiled here with hooks that hand the thread back to the scheduler; proxies are the real engine, stepped by hand; the wire
-// is a queue per (source, peer, path), which reads the payload when it delivers, as a NIC does. Each rank's launch has one
-// or two blocks of two threads, so that one can be stopped between "the flag is here" and "I have read the payload".
+// One thread plays everybody, so a schedule is a list of choices and a failure can be repeated. Kernels are the real
+// source, compiled here with hooks that hand the thread back to the scheduler; proxies are the real engine, stepped by
+// hand; the wire is a queue per (source, peer, path), which reads the payload when it delivers, as a NIC does. Each
+// rank's launch has one or two blocks of two threads, so that one can be stopped between "the flag is here" and "I have
+// read the payload".
 #include "cpu.h"
 #include "testing.h"
 
@@ -131,14 +132,17 @@ static uint32_t completed[MAX_RANKS];
 static char first_failure[200];
 
 static void violated(const char *how, uint32_t rank, uint64_t seq) {
-    if (!failures++) snprintf(first_failure, sizeof first_failure, "%s: rank %u, sequence %llu", how, rank, (unsigned long long)seq);
+    if (!failures++)
+        snprintf(first_failure, sizeof first_failure, "%s: rank %u, sequence %llu", how, rank, (unsigned long long)seq);
 }
 
 static uint64_t done(uint32_t rank) { return rr_load_relaxed(&rr_kernel_line_of(ranks[rank].proxy)->seq_done); }
 static uint64_t started(uint32_t rank) { return rr_load_relaxed(&rr_kernel_line_of(ranks[rank].proxy)->seq_started); }
 
 // Whole numbers, another one for every rank, operation and element.
-static float input_of(uint32_t rank, uint64_t seq, uint32_t i) { return (float)((seq * 37 + rank * 11 + i * 3) % 1009); }
+static float input_of(uint32_t rank, uint64_t seq, uint32_t i) {
+    return (float)((seq * 37 + rank * 11 + i * 3) % 1009);
+}
 
 static void prepare(uint32_t rank) {
     rank_state &r = ranks[rank];
@@ -149,7 +153,8 @@ static void prepare(uint32_t rank) {
 static void check_and_go_on(uint32_t rank) {
     rank_state &r = ranks[rank];
     uint64_t seq = r.device.seq;
-    uint32_t count = what->kind == RR_ALL_GATHER ? world * COUNT : COUNT, first = what->kind == RR_REDUCE_SCATTER ? rank * COUNT : 0;
+    uint32_t count = what->kind == RR_ALL_GATHER ? world * COUNT : COUNT,
+             first = what->kind == RR_REDUCE_SCATTER ? rank * COUNT : 0;
     for (uint32_t i = 0; i < count; i++) {
         float expected = 0;
         for (uint32_t p = 0; p < world; p++) expected += input_of(p, seq, first + i);
@@ -202,8 +207,8 @@ static void wire_notify(rr_provider *, uint32_t, const rr_notice *) {}
 static int wire_lost(rr_provider *, uint32_t, uint32_t *) { return 0; }
 static void wire_close(rr_provider *) {}
 }
-static const rr_provider_ops wire_ops = {"wire", RR_PROVIDER_SHM, wire_open, wire_connect, wire_started, wire_write,
-                                         wire_poll, wire_notify, wire_lost, wire_close};
+static const rr_provider_ops wire_ops = {"wire",     RR_PROVIDER_SHM, wire_open,   wire_connect, wire_started,
+                                         wire_write, wire_poll,       wire_notify, wire_lost,    wire_close};
 
 // Without windows every write raises a flag, which carries the sequence.
 static uint64_t seq_of(const rr_write &w) { return w.value & ((1ull << RR_FLAG_SEQ_BITS) - 1); }
@@ -212,7 +217,8 @@ static void deliver(uint32_t src, uint32_t dst, uint32_t path) {
     rr_write w = wires[src][dst][path].queue.front();
     uint64_t seq = seq_of(w);
     // The slot's last operation is two sequences back: its reader must be through.
-    if ((int64_t)(seq - 2 - done(dst)) > 0) violated("a peer's write came while its slot was still being read", dst, seq);
+    if ((int64_t)(seq - 2 - done(dst)) > 0)
+        violated("a peer's write came while its slot was still being read", dst, seq);
     memcpy(ranks[dst].proxy->base + w.dst, ranks[src].proxy->base + w.src, w.bytes);
     if (w.flag) rr_store_release((uint64_t *)(ranks[dst].proxy->base + w.flag), w.value);
     wires[src][dst][path].queue.pop_front();
@@ -248,7 +254,8 @@ static bool step(uint32_t rank, uint64_t choice) {
             version++;
             return true;
         }
-        uint32_t peer = (rank + 1 + (actor - fibers - 1) / RR_MAX_PATHS) % world, path = (actor - fibers - 1) % RR_MAX_PATHS;
+        uint32_t peer = (rank + 1 + (actor - fibers - 1) / RR_MAX_PATHS) % world,
+                 path = (actor - fibers - 1) % RR_MAX_PATHS;
         if (wires[rank][peer][path].queue.empty()) continue;
         deliver(rank, peer, path);
         return true;
@@ -263,7 +270,8 @@ static bool all_finished() {
     return true;
 }
 
-// Always the rank that is furthest ahead, until it cannot move; a slow one moves one step and only when nobody faster can.
+// Always the rank that is furthest ahead, until it cannot move; a slow one moves one step and only when nobody faster
+// can.
 static bool step_fastest(uint64_t *rng) {
     uint32_t order[MAX_RANKS], first = rng_below(rng, world);
     for (uint32_t i = 0; i < world; i++) order[i] = (first + i) % world;
@@ -310,7 +318,8 @@ static void run_schedule(uint64_t seed) {
         moved = false;
         for (uint32_t r = 0; r < world; r++) moved |= step(r, fibers);
     }
-    for (uint32_t r = 0; r < world; r++) CHECK(rr_engine_idle(ranks[r].proxy), "rank %u, seed %llu", r, (unsigned long long)seed);
+    for (uint32_t r = 0; r < world; r++)
+        CHECK(rr_engine_idle(ranks[r].proxy), "rank %u, seed %llu", r, (unsigned long long)seed);
 }
 
 static void start_fiber(fiber &f, uint32_t rank, uint32_t block, uint32_t tid) {
@@ -407,8 +416,10 @@ static void one_slot_is_not_enough() {
                 if (failures) caught = seed;
                 close_world();
             }
-            CHECK(caught, "%s: one slot passed for enough in schedules of kind %u, so this test sees nothing", c.name, (uint32_t)kind);
-            if (kind == 0) printf("%s with one slot, seed %llu: %s\n", c.name, (unsigned long long)caught, first_failure);
+            CHECK(caught, "%s: one slot passed for enough in schedules of kind %u, so this test sees nothing", c.name,
+                  (uint32_t)kind);
+            if (kind == 0)
+                printf("%s with one slot, seed %llu: %s\n", c.name, (unsigned long long)caught, first_failure);
         }
 }
 

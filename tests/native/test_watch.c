@@ -1,5 +1,5 @@
-/* The slow tick: who is late, who is dead, who closed, and that everybody names the same rank; then the thread around it: that it
- * sleeps when there is nothing to do, wakes when there is, and leaves nothing undone when it stops.
+/* The slow tick: who is late, who is dead, who closed, and that everybody names the same rank; then the thread around
+ * it: that it sleeps when there is nothing to do, wakes when there is, and leaves nothing undone when it stops.
  *
  * Most of it is stepped by hand in a time of the test's own, so that five minutes pass in no time.
  */
@@ -46,16 +46,19 @@ static void a_late_peer_is_reported_again_and_again_and_then_resolved(void) {
     pass(proxy, 400);
     CHECK(!proxy->waiting_mask && !the_script.notices[1], "told the peers after 400 ms");
     pass(proxy, 590);
-    CHECK(the_script.told[1].waiting == 4 && the_script.told[3].waiting == 4, "peers are not told whom this rank waits for");
+    CHECK(the_script.told[1].waiting == 4 && the_script.told[3].waiting == 4,
+          "peers are not told whom this rank waits for");
     CHECK(!events_of(proxy, RR_EVENT_LATE, &e), "late before the limit");
     pass(proxy, 20);
     CHECK(events_of(proxy, RR_EVENT_LATE, &e) == 1, "not late after the limit");
-    CHECK(e.peer == 2 && e.path == 1 && e.phase == 5 && e.seq == 77 && e.root == 2 && e.ms >= 1000 && e.ms < 1020, "peer %u path %u phase %u seq %llu root %u ms %llu",
-          e.peer, e.path, e.phase, (unsigned long long)e.seq, e.root, (unsigned long long)e.ms);
+    CHECK(e.peer == 2 && e.path == 1 && e.phase == 5 && e.seq == 77 && e.root == 2 && e.ms >= 1000 && e.ms < 1020,
+          "peer %u path %u phase %u seq %llu root %u ms %llu", e.peer, e.path, e.phase, (unsigned long long)e.seq,
+          e.root, (unsigned long long)e.ms);
     pass(proxy, 4900);
     CHECK(events_of(proxy, RR_EVENT_LATE, &e) == 1, "again within 5 s");
     pass(proxy, 5200);
-    CHECK(events_of(proxy, RR_EVENT_LATE, &e) == 3 && e.ms > 10900, "not repeated every 5 s: %llu", (unsigned long long)e.ms);
+    CHECK(events_of(proxy, RR_EVENT_LATE, &e) == 3 && e.ms > 10900, "not repeated every 5 s: %llu",
+          (unsigned long long)e.ms);
     CHECK(proxy->stats.late_reports == 3 && !rr_proxy_abort_word(proxy), "late is reported, not punished");
     wait_for(proxy, 2, 1, 0);
     pass(proxy, 4);
@@ -93,17 +96,23 @@ static void a_stop_notice_is_adopted_and_passed_on(void) {
     pass(proxy, 10);
     rr_store_release(&rr_notice_of(proxy, 1)->stop, word);
     pass(proxy, 4);
-    CHECK(rr_proxy_abort_word(proxy) == word, "another word stands: %llx", (unsigned long long)rr_proxy_abort_word(proxy));
-    for (uint32_t p = 1; p < 4; p++) CHECK(the_script.told[p].stop == word, "rank %u was told %llx", p, (unsigned long long)the_script.told[p].stop);
-    CHECK(events_of(proxy, RR_EVENT_ABORT, &e) == 1 && e.peer == 3 && e.reason == RR_ERR_QP_ERROR && e.seq == 12345, "event of rank %u", e.peer);
-    rr_store_release(&rr_notice_of(proxy, 2)->stop, RR_ABORT_WORD(RR_ERR_PEER_DEAD, 1, 0, 0, 1)); /* too late: first writer wins */
+    CHECK(rr_proxy_abort_word(proxy) == word, "another word stands: %llx",
+          (unsigned long long)rr_proxy_abort_word(proxy));
+    for (uint32_t p = 1; p < 4; p++)
+        CHECK(the_script.told[p].stop == word, "rank %u was told %llx", p, (unsigned long long)the_script.told[p].stop);
+    CHECK(events_of(proxy, RR_EVENT_ABORT, &e) == 1 && e.peer == 3 && e.reason == RR_ERR_QP_ERROR && e.seq == 12345,
+          "event of rank %u", e.peer);
+    rr_store_release(&rr_notice_of(proxy, 2)->stop,
+                     RR_ABORT_WORD(RR_ERR_PEER_DEAD, 1, 0, 0, 1)); /* too late: first writer wins */
     rr_store_release(&rr_kernel_line_of(proxy)->fault, RR_ABORT_WORD(RR_ERR_PEER_TIMEOUT, 2, 0, 0, 1));
     pass(proxy, 200);
-    CHECK(rr_proxy_abort_word(proxy) == word && events_of(proxy, RR_EVENT_ABORT, &e) == 1, "a second abort replaced the first");
+    CHECK(rr_proxy_abort_word(proxy) == word && events_of(proxy, RR_EVENT_ABORT, &e) == 1,
+          "a second abort replaced the first");
     rr_proxy_destroy(proxy);
 }
 
-/* Good-bye is no failure; needing the rank that said it is. What it sent before may still be on its way: 200 ms of grace. */
+/* Good-bye is no failure; needing the rank that said it is. What it sent before may still be on its way: 200 ms of
+ * grace. */
 static void a_closed_peer_fails_only_who_waits_for_it(void) {
     rr_proxy *proxy = open_watch(0);
     rr_event e;
@@ -112,7 +121,8 @@ static void a_closed_peer_fails_only_who_waits_for_it(void) {
     rr_store_release(&rr_notice_of(proxy, 2)->stop, RR_ABORT_WORD(RR_ERR_PEER_CLOSED, 2, 0, 0, 5));
     the_script.lost[2] = RR_ERR_PEER_DEAD; /* its process ends after that */
     pass(proxy, 500);
-    CHECK(events_of(proxy, RR_EVENT_CLOSED, &e) == 1 && e.peer == 2 && !rr_proxy_abort_word(proxy), "a good-bye was not taken as one");
+    CHECK(events_of(proxy, RR_EVENT_CLOSED, &e) == 1 && e.peer == 2 && !rr_proxy_abort_word(proxy),
+          "a good-bye was not taken as one");
     wait_for(proxy, 1, 0, RR_WAIT_WORD(0, 6));
     pass(proxy, 500);
     CHECK(!rr_proxy_abort_word(proxy), "waiting for an open peer");
@@ -120,13 +130,15 @@ static void a_closed_peer_fails_only_who_waits_for_it(void) {
     pass(proxy, 180);
     CHECK(!rr_proxy_abort_word(proxy), "no grace");
     pass(proxy, 40);
-    CHECK(rr_proxy_abort_word(proxy) == RR_ABORT_WORD(RR_ERR_PEER_CLOSED, 2, 4, 3, 6), "abort word %llx", (unsigned long long)rr_proxy_abort_word(proxy));
+    CHECK(rr_proxy_abort_word(proxy) == RR_ABORT_WORD(RR_ERR_PEER_CLOSED, 2, 4, 3, 6), "abort word %llx",
+          (unsigned long long)rr_proxy_abort_word(proxy));
     rr_proxy_destroy(proxy);
 
     proxy = open_watch(0); /* a peer that gives up because of another's good-bye passes that name on */
     rr_store_release(&rr_notice_of(proxy, 1)->stop, RR_ABORT_WORD(RR_ERR_PEER_CLOSED, 2, 0, 0, 5));
     pass(proxy, 4);
-    CHECK(RR_ABORT_CULPRIT(rr_proxy_abort_word(proxy)) == 2, "abort word %llx", (unsigned long long)rr_proxy_abort_word(proxy));
+    CHECK(RR_ABORT_CULPRIT(rr_proxy_abort_word(proxy)) == 2, "abort word %llx",
+          (unsigned long long)rr_proxy_abort_word(proxy));
     rr_proxy_destroy(proxy);
 }
 
@@ -137,7 +149,8 @@ static void a_dead_peer_ends_the_session_by_name(void) {
     rr_kernel_line_of(proxy)->seq_started = 8;
     the_script.lost[3] = RR_ERR_PEER_DEAD;
     pass(proxy, 110);
-    CHECK(rr_proxy_abort_word(proxy) == RR_ABORT_WORD(RR_ERR_PEER_DEAD, 3, 0, 0, 8), "abort word %llx", (unsigned long long)rr_proxy_abort_word(proxy));
+    CHECK(rr_proxy_abort_word(proxy) == RR_ABORT_WORD(RR_ERR_PEER_DEAD, 3, 0, 0, 8), "abort word %llx",
+          (unsigned long long)rr_proxy_abort_word(proxy));
     rr_proxy_destroy(proxy);
 
     proxy = open_watch(0); /* what it said before it went counts for more than that it went */
@@ -164,7 +177,8 @@ static void a_kernel_that_faults_or_stands_still_ends_the_session(void) {
     pass(proxy, 304900);
     CHECK(!rr_proxy_abort_word(proxy), "given up before its own waits had to end");
     pass(proxy, 200);
-    CHECK(rr_proxy_abort_word(proxy) == RR_ABORT_WORD(RR_ERR_KERNEL_STUCK, 2, 0, 0, 10), "abort word %llx", (unsigned long long)rr_proxy_abort_word(proxy));
+    CHECK(rr_proxy_abort_word(proxy) == RR_ABORT_WORD(RR_ERR_KERNEL_STUCK, 2, 0, 0, 10), "abort word %llx",
+          (unsigned long long)rr_proxy_abort_word(proxy));
     rr_proxy_destroy(proxy);
 }
 
@@ -202,7 +216,8 @@ static void until(rr_proxy *proxy, size_t word, uint64_t least, const char *what
         uint64_t value;
         memcpy(&value, (uint8_t *)&s + word, sizeof value);
         if (value >= least) return;
-        CHECK(rr_now_ns() < end, "%s stays at %llu, below %llu", what, (unsigned long long)value, (unsigned long long)least);
+        CHECK(rr_now_ns() < end, "%s stays at %llu, below %llu", what, (unsigned long long)value,
+              (unsigned long long)least);
     }
 }
 #define UNTIL(proxy, field, least) until(proxy, offsetof(rr_stats, field), least, #field)
@@ -236,7 +251,8 @@ static void an_idle_thread_sleeps_and_a_command_wakes_it(void) {
 static void the_idle_policy_changes_while_it_runs(void) {
     rr_proxy *proxy = open_thread(0);
     UNTIL(proxy, naps, 500);
-    CHECK(rr_proxy_set_idle(proxy, 0, 0) < 0 && rr_proxy_set_idle(proxy, 0, RR_NAP_MAX_US + 1) < 0, "a nap of nothing or of ages");
+    CHECK(rr_proxy_set_idle(proxy, 0, 0) < 0 && rr_proxy_set_idle(proxy, 0, RR_NAP_MAX_US + 1) < 0,
+          "a nap of nothing or of ages");
 
     CHECK(!rr_proxy_set_idle(proxy, UINT64_MAX, 20) && stats_of(proxy).idle_spins == UINT64_MAX, "not taken over");
     UNTIL(proxy, polls, stats_of(proxy).polls + 1000);
@@ -262,8 +278,8 @@ static void the_idle_policy_changes_while_it_runs(void) {
     rr_proxy_destroy(proxy);
 }
 
-/* While command 1 completes, the kernel publishes command 2 and ends, and its engine closes the session at once. The peers
- * still need command 2. */
+/* While command 1 completes, the kernel publishes command 2 and ends, and its engine closes the session at once. The
+ * peers still need command 2. */
 static void finish_the_first_write_when_stop_was_asked(rr_proxy *proxy) {
     if (the_script.completed[0]) return;
     while (!__atomic_load_n(&proxy->stop, __ATOMIC_ACQUIRE)) sleep_ms(1);
@@ -282,7 +298,8 @@ static void stopping_leaves_no_published_command_behind(void) {
     publish_at(proxy, 1, broadcast(proxy, 2, 2, 100));
     CHECK(!rr_proxy_stop(proxy, 10000), "unfinished");
     CHECK(the_script.writes == 2, "a published command was left behind");
-    CHECK(the_script.told[1].stop == RR_ABORT_WORD(RR_ERR_PEER_CLOSED, 0, 0, 0, 2), "no good-bye: %llx", (unsigned long long)the_script.told[1].stop);
+    CHECK(the_script.told[1].stop == RR_ABORT_WORD(RR_ERR_PEER_CLOSED, 0, 0, 0, 2), "no good-bye: %llx",
+          (unsigned long long)the_script.told[1].stop);
     rr_proxy_destroy(proxy);
 }
 
@@ -302,7 +319,8 @@ static void an_abort_from_outside_reaches_everybody(void) {
     rr_proxy *proxy = open_thread(0);
     UNTIL(proxy, naps, 10);
     uint64_t word = rr_proxy_abort(proxy, RR_ERR_ABORTED_BY_USER, RR_NOBODY);
-    for (uint64_t end = rr_now_ns() + 20000 * MS; stats_of(proxy).state != RR_STATE_ABORTED; sleep_ms(1)) CHECK(rr_now_ns() < end, "still running");
+    for (uint64_t end = rr_now_ns() + 20000 * MS; stats_of(proxy).state != RR_STATE_ABORTED; sleep_ms(1))
+        CHECK(rr_now_ns() < end, "still running");
     uint64_t naps = stats_of(proxy).naps;
     UNTIL(proxy, naps, naps + 5); /* an aborted session sleeps, too */
     rr_proxy_stop(proxy, 1000);

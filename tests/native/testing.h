@@ -40,7 +40,8 @@ static inline uint64_t rng_next(uint64_t *state) {
 static inline uint32_t rng_below(uint64_t *state, uint32_t bound) { return (uint32_t)(rng_next(state) % bound); }
 
 static inline rr_config test_config(uint32_t world, uint32_t rank, uint64_t capacity) {
-    static uint64_t sessions; /* one thread makes the configurations of a world, with the same `world` calls each time */
+    static uint64_t
+        sessions; /* one thread makes the configurations of a world, with the same `world` calls each time */
     rr_config c;
     memset(&c, 0, sizeof c);
     c.struct_bytes = sizeof c;

@@ -1,4 +1,5 @@
-/* All ranks of a session in one process: real proxies with their threads, and one thread per rank that plays the engine. */
+/* All ranks of a session in one process: real proxies with their threads, and one thread per rank that plays the
+ * engine. */
 #ifndef RR_WORLD_H
 #define RR_WORLD_H
 
@@ -33,7 +34,8 @@ static inline void world_open(test_world *w, const rr_provider_ops *ops) {
         rr_proxy_hello(w->proxy[r], &hello[r]);
         w->state[r].seq = w->config[r].first_seq;
     }
-    for (uint32_t r = 0; r < w->size; r++) CHECK(!rr_proxy_connect(w->proxy[r], hello, why, sizeof why), "rank %u: %s", r, why);
+    for (uint32_t r = 0; r < w->size; r++)
+        CHECK(!rr_proxy_connect(w->proxy[r], hello, why, sizeof why), "rank %u: %s", r, why);
     for (uint32_t r = 0; r < w->size; r++) CHECK(!rr_proxy_start(w->proxy[r], why, sizeof why), "rank %u: %s", r, why);
 }
 

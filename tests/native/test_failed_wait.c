@@ -1,0 +1,153 @@
+/* A kernel that cannot go on says why, leaves through all its barriers, and a later launch does no harm.
+ *
+ * One rank alone, without a proxy thread: flags are set by hand, so that a wait ends in every way it can. Each on
+ * several grids, because all blocks have to leave together.
+ */
+#include "cpu.h"
+#include "scripted.h"
+
+#define WORLD 3u
+#define COUNT 3000u
+
+static rr_proxy *proxy;
+static rr_device_state state;
+static float in[COUNT], out[COUNT];
+static const uint32_t grids[][2] = {{1, 1}, {1, 3}, {3, 1}, {2, 2}};
+
+static rr_op open_rank(uint64_t first_seq) {
+    rr_config c = test_config(WORLD, 1, COUNT * sizeof(float));
+    for (uint32_t p = 0; p < WORLD; p++) c.paths[p] = 2;
+    proxy = script_proxy(&c);
+    memset(&state, 0, sizeof state);
+    state.seq = first_seq;
+    for (uint32_t i = 0; i < COUNT; i++) in[i] = (float)i;
+    rr_op op;
+    memset(&op, 0, sizeof op);
+    op.in = (uint64_t)(uintptr_t)in, op.out = (uint64_t)(uintptr_t)out, op.count = COUNT, op.rows = 1;
+    op.region = (uint64_t)(uintptr_t)proxy->base, op.state = (uint64_t)(uintptr_t)&state, op.layout = proxy->layout;
+    op.deadline_ns = 5000000000ull, op.report_ns = 1000000, op.sleep_ns = 100000;
+    op.world = WORLD, op.rank = 1, op.kind = RR_ALL_REDUCE, op.mode = RR_MODE_FULL, op.dtype = RR_FLOAT32;
+    op.stripe_min_bytes = c.stripe_min_bytes;
+    memcpy(op.order, c.order, sizeof op.order);
+    memcpy(op.paths, c.paths, sizeof op.paths);
+    rr_op_seal(&op);
+    return op;
+}
+
+static void raise(const rr_op *op, uint32_t src, uint32_t path, uint64_t value) {
+    uint32_t slot = (uint32_t)((state.seq + 1) % RR_SLOTS);
+    rr_store_release(
+        (uint64_t *)(proxy->base + rr_flag_offset(op->layout.flags, (uint32_t)op->layout.phases, src, slot, 0, path)),
+        value);
+}
+
+static uint64_t fault(void) { return rr_load_acquire(&rr_kernel_line_of(proxy)->fault); }
+
+/* Between launches everything but the two counters is zero, and after a failure those have not moved. */
+static void check_left_clean(uint64_t seq) {
+    CHECK(state.seq == seq && state.commands == 0 && state.leaving == 0 && state.ready == 0,
+          "seq %llu commands %llu leaving %u ready %llx", (unsigned long long)state.seq,
+          (unsigned long long)state.commands, state.leaving, (unsigned long long)state.ready);
+    for (uint32_t i = 0; i < RR_MAX_ROUNDS; i++)
+        CHECK(!state.arrived[i], "round %u still has %u blocks", i, state.arrived[i]);
+    for (uint32_t i = 0; i < WORLD * RR_MAX_PATHS; i++)
+        CHECK(!((rr_wait_line *)(proxy->base + proxy->layout.waits))[i].word, "wait word %u still stands", i);
+    CHECK(!rr_kernel_line_of(proxy)->sleeping, "still says it sleeps");
+}
+
+static void a_wait_is_bounded_and_names_what_it_waited_for(uint32_t blocks, uint32_t threads) {
+    rr_op op = open_rank((1ull << 32) - 1);
+    op.deadline_ns = 60000000;
+    raise(&op, 0, 0, RR_FLAG_VALUE(state.seq + 1, op.digest)); /* all came but the second path of rank 2 */
+    raise(&op, 0, 1, RR_FLAG_VALUE(state.seq + 1, op.digest));
+    raise(&op, 2, 0, RR_FLAG_VALUE(state.seq + 1, op.digest));
+    CHECK(rr_cpu_run(&op, blocks, threads) == RR_CPU_FAILED, "it did not fail");
+    CHECK(fault() == RR_ABORT_WORD(RR_ERR_PEER_TIMEOUT, 2, 0, 1, 1ull << 32), "fault word %llx",
+          (unsigned long long)fault());
+    check_left_clean((1ull << 32) - 1);
+    rr_proxy_destroy(proxy);
+}
+
+static void the_abort_word_ends_a_wait(uint32_t blocks, uint32_t threads) {
+    rr_op op = open_rank(0);
+    rr_proxy_abort(proxy, RR_ERR_ABORTED_BY_USER, RR_NOBODY);
+    uint64_t began = rr_now_ns();
+    CHECK(rr_cpu_run(&op, blocks, threads) == RR_CPU_FAILED, "it did not fail");
+    CHECK(rr_now_ns() - began < op.deadline_ns, "it waited for the deadline");
+    CHECK(!fault(), "an abort is not this kernel's fault: %llx", (unsigned long long)fault());
+    CHECK(!rr_engine_step(proxy) && rr_progress_of(proxy)->consumed == 0, "an aborted session published a command");
+    check_left_clean(0);
+    rr_proxy_destroy(proxy);
+}
+
+static void a_flag_of_another_operation_is_no_arrival(uint32_t blocks, uint32_t threads) {
+    for (uint32_t ahead = 0; ahead < 2; ahead++) {
+        rr_op op = open_rank((1ull << 31) - 1);
+        op.deadline_ns = 60000000; /* for the other threads: no proxy turns the fault into an abort word here */
+        raise(&op, 0, 0, RR_FLAG_VALUE(state.seq + 1 + 2 * ahead, ahead ? op.digest : op.digest ^ 0x8000));
+        CHECK(rr_cpu_run(&op, blocks, threads) == RR_CPU_FAILED, "it did not fail");
+        /* Both names are in it: the sender's, and this rank's in place of the path. */
+        CHECK(fault() == RR_ABORT_WORD(ahead ? RR_ERR_PROTOCOL : RR_ERR_OP_MISMATCH, 0, 0, 1, 1ull << 31),
+              "fault word %llx", (unsigned long long)fault());
+        check_left_clean((1ull << 31) - 1);
+        rr_proxy_destroy(proxy);
+    }
+}
+
+/* The failed operation's payload may still be on its way to peers that have not failed: a later launch of the same
+ * session must not stage over it, or they would get the wrong bytes with the right flag. */
+static void a_launch_after_a_failure_touches_nothing(uint32_t blocks, uint32_t threads) {
+    rr_op op = open_rank(0);
+    op.deadline_ns = 30000000;
+    CHECK(rr_cpu_run(&op, blocks, threads) == RR_CPU_FAILED, "it did not fail");
+    uint64_t send_bytes = RR_SLOTS * 2 * op.layout.slot_bytes;
+    uint8_t *before = malloc(send_bytes);
+    rr_command ring[4];
+    memcpy(before, proxy->base + op.layout.send, send_bytes);
+    memcpy(ring, proxy->base + op.layout.commands, sizeof ring);
+    for (uint32_t i = 0; i < COUNT; i++) in[i] = -1;
+    for (uint32_t src = 0; src < WORLD; src += 2) /* the late flags come after all */
+        for (uint32_t path = 0; path < 2; path++) raise(&op, src, path, RR_FLAG_VALUE(1, op.digest));
+    for (uint32_t mode = RR_MODE_FULL; mode <= RR_MODE_RING_BIDIR; mode++) {
+        op.mode = mode;
+        CHECK(rr_cpu_run(&op, blocks, threads) == RR_CPU_FAILED, "mode %u: a session that failed works again", mode);
+    }
+    op.kind = RR_REDUCE_SCATTER, op.count = COUNT / WORLD;
+    CHECK(rr_cpu_run(&op, blocks, threads) == RR_CPU_FAILED, "reduce-scatter: a session that failed works again");
+    op.kind = RR_ALL_GATHER;
+    for (uint32_t p = 0; p < WORLD; p++) op.width[p] = 1000;
+    CHECK(rr_cpu_run(&op, blocks, threads) == RR_CPU_FAILED, "all-gather: a session that failed works again");
+    CHECK(!memcmp(before, proxy->base + op.layout.send, send_bytes),
+          "a payload that may be on the wire was overwritten");
+    CHECK(!memcmp(ring, proxy->base + op.layout.commands, sizeof ring), "a failed session published");
+    CHECK(rr_kernel_line_of(proxy)->seq_started == rr_kernel_line_of(proxy)->seq_done,
+          "the watch would take this kernel for stuck");
+    check_left_clean(0);
+    free(before);
+    rr_proxy_destroy(proxy);
+}
+
+/* The proxy may nap: a kernel that published looks, and wakes it. Without a lent thread, or the proxy having been
+ * quicker. */
+static void publishing_rings_a_proxy_that_naps(uint32_t blocks, uint32_t threads) {
+    rr_op op = open_rank(0);
+    for (uint32_t src = 0; src < WORLD; src += 2)
+        for (uint32_t path = 0; path < 2; path++) raise(&op, src, path, RR_FLAG_VALUE(1, op.digest));
+    rr_store_napping(&rr_progress_of(proxy)->napping, 1);
+    CHECK(rr_cpu_run(&op, blocks, threads) == RR_CPU_OK, "fault word %llx", (unsigned long long)fault());
+    CHECK(rr_progress_of(proxy)->napping == 0, "the proxy was left asleep");
+    CHECK(rr_engine_step(proxy) && rr_progress_of(proxy)->consumed == 1, "no command");
+    rr_proxy_destroy(proxy);
+}
+
+int main(void) {
+    for (uint32_t g = 0; g < sizeof grids / sizeof grids[0]; g++) {
+        uint32_t blocks = grids[g][0], threads = grids[g][1];
+        a_wait_is_bounded_and_names_what_it_waited_for(blocks, threads);
+        the_abort_word_ends_a_wait(blocks, threads);
+        a_flag_of_another_operation_is_no_arrival(blocks, threads);
+        a_launch_after_a_failure_touches_nothing(blocks, threads);
+        publishing_rings_a_proxy_that_naps(blocks, threads);
+    }
+    return 0;
+}
