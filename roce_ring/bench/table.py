@@ -62,11 +62,12 @@ def gloo_medians(result: Result) -> dict[tuple[str, int], float]:
 
 def summary(result: Result) -> list[str]:
     bad = [row for row in result.rows if row.wrong.total]
-    lines = [f"wrong values: {result.wrong}{'' if bad else ' (ok)'} in {len(bad) or len(result.rows)} rows"]
     if bad:
-        lines[0] += f" of {len(result.rows)}"
         worst = max(bad, key=lambda row: row.wrong.total)
+        lines = [f"wrong values: {result.wrong}, in {len(bad)} of {len(result.rows)} rows"]
         lines.append(f"worst: {name(worst.case)} with {worst.wrong.total}")
+    else:
+        lines = [f"wrong values: 0 (ok), rows: {len(result.rows)}"]
     ours = [row for row in result.rows if row.case.mode not in ("", GLOO) and not row.wrong.total]
     best = fastest(ours)
     if len(ours) > len(best):

@@ -105,10 +105,10 @@ def place(tmp_path: Path) -> Iterator[Place]:
 # ---- whole runs ----
 
 
-@pytest.mark.parametrize("world", [2, 3])
-def test_every_mode_dtype_and_operation_is_right(place: Place, world: int) -> None:
+@pytest.mark.parametrize(("world", "dtype"), [(2, "all"), (3, "bf16")])
+def test_every_mode_dtype_and_operation_is_right(place: Place, world: int, dtype: str) -> None:
     """The claim of the project: exact sums at odd sizes and addresses, in place, and the same bits every time."""
-    wanted = ["--sizes", "1,17,4096", "--dtype", "all", "--op", "all", "--mode", "all", "--check", "--iters", "1"]
+    wanted = ["--sizes", "1,17,4096", "--dtype", dtype, "--op", "all", "--mode", "all", "--check", "--iters", "1"]
     status, out, err = place.run("--local", str(world), *wanted, "--json")
     assert status == 0, err
     result = json.loads(out)
@@ -117,7 +117,8 @@ def test_every_mode_dtype_and_operation_is_right(place: Place, world: int) -> No
     modes = {row["mode"] for row in result["rows"]} - {""}
     assert ("halving" in modes) == (world == 2)
     assert {"full", "full_phased", "payload_rsag", "payload_rsag_phased", "ring", "ring_bidir"} <= modes
-    assert {row["count"] for row in result["rows"] if row["op"] == "all_reduce"} == {1, 5, 9, 1024, 2048}
+    counts = {row["count"] for row in result["rows"] if row["op"] == "all_reduce" and row["dtype"] == "bfloat16"}
+    assert counts == {1, 9, 2048}
     assert place.left_behind() == []
 
 
@@ -129,7 +130,7 @@ def test_fp32_partials_and_several_paths_are_right(place: Place) -> None:
     )  # fmt: skip
     assert status == 0, err
     assert "ring/fp32" in out and "ring_bidir/fp32" in out and "full/fp32" not in out
-    assert "wrong values: 0 (ok) in 3 rows" in out
+    assert "wrong values: 0 (ok), rows: 3" in out
 
 
 def test_a_wrong_value_fails_the_run_and_hides_its_bandwidth(place: Place, tmp_path: Path) -> None:
@@ -155,7 +156,7 @@ def test_a_wrong_value_fails_the_run_and_hides_its_bandwidth(place: Place, tmp_p
     assert lines["ring"][-8:-3] == ["-"] * 5
     assert lines["ring"][-3:] == ["6", "1", "0"]  # one check out of place and five visits of timing; one check in place
     assert float(lines["full"][-5]) > 0
-    assert "wrong values: 7 in 1 rows of 2" in out
+    assert "wrong values: 7, in 1 of 2 rows" in out
 
 
 def test_a_killed_rank_is_named_and_nothing_is_left(place: Place) -> None:
