@@ -25,6 +25,9 @@ void rr_event_push(rr_proxy *proxy, rr_event event) {
 
 uint64_t rr_watch_abort(rr_proxy *proxy, uint64_t word) { return rr_claim(&rr_abort_line(proxy)->word, word); }
 
+/* The kernel may be moving it. */
+static uint64_t seq_started(rr_proxy *proxy) { return rr_load_relaxed(&rr_kernel_line_of(proxy)->seq_started); }
+
 /* Written here only, read by rr_proxy_stats at any time. */
 static void set_mask(uint16_t *mask, uint32_t rank, bool on) {
     uint16_t bit = (uint16_t)(1u << rank);
@@ -120,8 +123,7 @@ static void watch_peer(rr_proxy *proxy, uint32_t p, uint64_t now) {
         proxy->late_reported_ns[p] = now;
         rr_count(&proxy->stats.late_reports, 1);
         rr_raise(&proxy->stats.longest_late_ms, waited / MS);
-        rr_record_of(proxy, (uint32_t)(rr_kernel_line_of(proxy)->seq_started % RR_RECORDS))->late_peers |=
-            (uint16_t)(1u << p);
+        rr_record_of(proxy, (uint32_t)(seq_started(proxy) % RR_RECORDS))->late_peers |= (uint16_t)(1u << p);
         rr_event_push(proxy, (rr_event){.kind = RR_EVENT_LATE,
                                         .peer = p,
                                         .root = end_of_chain(proxy, p),
@@ -147,7 +149,7 @@ static void watch_alive(rr_proxy *proxy, uint64_t now) {
         /* It may have told us why before it went: a stop word stored before its end is visible by now. */
         read_notices(proxy);
         if (!(proxy->closed_mask & 1u << p))
-            rr_watch_path_failed(proxy, (uint32_t)reason, p, path, 0, rr_kernel_line_of(proxy)->seq_started);
+            rr_watch_path_failed(proxy, (uint32_t)reason, p, path, 0, seq_started(proxy));
     }
 }
 

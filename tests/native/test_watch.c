@@ -182,6 +182,30 @@ static void a_kernel_that_faults_or_stands_still_ends_the_session(void) {
     rr_proxy_destroy(proxy);
 }
 
+/* A kernel moves on while the watch looks: words that both touch are atomic on both sides. ThreadSanitizer judges. */
+static void *kernel_moving_on(void *kernel) {
+    for (uint64_t seq = 1; seq < 100000; seq++) {
+        rr_store_relaxed(&((rr_kernel_line *)kernel)->seq_started, seq);
+        rr_store_relaxed(&((rr_kernel_line *)kernel)->seq_done, seq);
+    }
+    return NULL;
+}
+
+static void the_watch_looks_at_a_kernel_that_runs(void) {
+    pthread_t kernel;
+    rr_proxy *proxy = open_watch(0);
+    now = 1000000 * MS;
+    pass(proxy, 10);
+    CHECK(!pthread_create(&kernel, NULL, kernel_moving_on, rr_kernel_line_of(proxy)), "no thread");
+    wait_for(proxy, 2, 0, RR_WAIT_WORD(0, 3));
+    pass(proxy, 1100);
+    the_script.lost[3] = RR_ERR_PEER_DEAD;
+    pass(proxy, 110);
+    pthread_join(kernel, NULL);
+    CHECK(proxy->stats.late_reports == 1 && RR_ABORT_CULPRIT(rr_proxy_abort_word(proxy)) == 3, "nothing to look at");
+    rr_proxy_destroy(proxy);
+}
+
 /* ---- the thread ---- */
 
 static void start(rr_proxy *proxy) {
@@ -335,6 +359,7 @@ int main(void) {
     a_closed_peer_fails_only_who_waits_for_it();
     a_dead_peer_ends_the_session_by_name();
     a_kernel_that_faults_or_stands_still_ends_the_session();
+    the_watch_looks_at_a_kernel_that_runs();
     an_idle_thread_sleeps_and_a_command_wakes_it();
     the_idle_policy_changes_while_it_runs();
     stopping_leaves_no_published_command_behind();
