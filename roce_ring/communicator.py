@@ -111,10 +111,11 @@ class AllReduce:
                 "make one after the fork",
             )
 
-    def _out(self, x: Any, out: Any, shape: tuple[int, ...], what: str) -> tuple[Any, Tensor]:
+    def _out(self, x: Any, wanted: Tensor, out: Any, shape: tuple[int, ...], what: str) -> tuple[Any, Tensor]:
+        """`wanted`: what x is."""
         if out is None:
             out = empty(x, shape)
-        t, wanted = describe(out), describe(x)
+        t = describe(out)
         if (t.shape, t.dtype, t.device, t.contiguous, t.writable) != (shape, wanted.dtype, wanted.device, True, True):
             raise UnsupportedError(
                 f"{what}: out is {t.dtype}{list(t.shape)} on {t.device}, "
@@ -131,9 +132,11 @@ class AllReduce:
         `fp32_partials`: modes that pass partial sums on carry a 16-bit dtype's as fp32, for
         twice the bytes and one rounding."""
         t = self._checked(x, self.settings.max_bytes, "all_reduce")
-        out, to = self._out(x, out, t.shape, "all_reduce")
+        out, to = self._out(x, t, out, t.shape, "all_reduce")
         if 0 < abs(to.pointer - t.pointer) < t.bytes:  # ring modes would overwrite input that they still need
-            raise UnsupportedError("all_reduce: out overlaps x without being x", "pass x itself, or memory apart from x")
+            raise UnsupportedError(
+                "all_reduce: out overlaps x without being x", "pass x itself, or memory apart from x"
+            )
         chosen = mode_by_name(mode or self.choose_mode(t.bytes), self.world)
         op = self.session.op()
         op.kind, op.mode, op.dtype, op.count = ALL_REDUCE, chosen.value, DTYPES[t.dtype], t.count
@@ -154,7 +157,7 @@ class AllReduce:
             raise UnsupportedError(
                 f"reduce_scatter: the first dimension of {list(t.shape)} is no multiple of the world of {self.world}"
             )
-        out, to = self._out(x, out, (t.shape[0] // self.world, *t.shape[1:]), "reduce_scatter")
+        out, to = self._out(x, t, out, (t.shape[0] // self.world, *t.shape[1:]), "reduce_scatter")
         op = self.session.op()
         op.kind, op.dtype, op.count = REDUCE_SCATTER, DTYPES[t.dtype], t.count // self.world
         self._launch(op, t, to)
@@ -192,7 +195,7 @@ class AllReduce:
             )
         self._same_process()
         shape = (*t.shape[:dim], sum(extents), *t.shape[dim + 1 :])
-        out, to = self._out(x, out, shape, "all_gather")
+        out, to = self._out(x, t, out, shape, "all_gather")
         op = self.session.op()
         op.kind, op.rows, op.dtype = ALL_GATHER, rows, DTYPES["float32"]
         op.width[: self.world] = [extent * unit for extent in extents]

@@ -79,6 +79,7 @@ class Session:
         self._native = native()
         self._lend = ct.cast(self._native.proxy.rr_proxy_lend, ct.c_void_p).value
         self._proxy: int | None = None
+        self._op: Op | None = None
         self._server: object | None = None
         self._lock = threading.Lock()  # one operation at a time; close() waits for it
         self._life = threading.Lock()  # whoever holds it may use self._proxy; never held while waiting for a peer
@@ -208,6 +209,11 @@ class Session:
 
     def op(self) -> Op:
         """An rr_op with everything that is the same for all operations of this session."""
+        if self._op is None:
+            self._op = self._new_op()
+        return Op.from_buffer_copy(self._op)
+
+    def _new_op(self) -> Op:
         op = Op(
             region=self.region,
             state=ct.addressof(self.device_state),

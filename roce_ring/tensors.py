@@ -17,7 +17,7 @@ class Bfloat16Bits(np.ndarray):
     integers."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that costs a microsecond per tensor
 class Tensor:
     """What an operation needs to know. `dtype` is float32, float16, bfloat16, or another name (all-gather takes
     any)."""
@@ -29,17 +29,8 @@ class Tensor:
     device: str
     contiguous: bool
     writable: bool
-
-    @property
-    def count(self) -> int:
-        n = 1
-        for one in self.shape:
-            n *= one
-        return n
-
-    @property
-    def bytes(self) -> int:
-        return self.count * self.item_bytes
+    count: int  # elements
+    bytes: int
 
 
 def _is_torch(x: Any) -> bool:
@@ -47,22 +38,32 @@ def _is_torch(x: Any) -> bool:
     return torch is not None and isinstance(x, torch.Tensor)
 
 
+_NUMPY_NAMES: dict[np.dtype[Any], str] = {}  # numpy builds a dtype's name anew each time it is asked: 5 us
+
+
+def _name(dtype: np.dtype[Any]) -> str:
+    if dtype.hasobject:
+        raise UnsupportedError("got an array of Python objects, expected numbers")
+    # numpy has no bfloat16; ml_dtypes registers one under this name. The name of ">f4" is float32 too.
+    return _NUMPY_NAMES.setdefault(dtype, dtype.name if dtype.isnative else dtype.str)
+
+
 def describe(x: Any) -> Tensor:
     """Raises UnsupportedError for anything but a numpy array of numbers or a dense torch tensor."""
     if isinstance(x, np.ndarray):
-        if x.dtype.hasobject:
-            raise UnsupportedError("got an array of Python objects, expected numbers")
-        # numpy has no bfloat16; ml_dtypes registers one under this name. The name of ">f4" is float32 too.
-        name = x.dtype.name if x.dtype.isnative else x.dtype.str
-        if isinstance(x, Bfloat16Bits) and x.dtype == np.uint16:
+        name = _NUMPY_NAMES.get(x.dtype) or _name(x.dtype)
+        if name == "uint16" and isinstance(x, Bfloat16Bits):
             name = "bfloat16"
-        return Tensor(x.ctypes.data, x.shape, name, x.dtype.itemsize, "cpu", x.flags.c_contiguous, x.flags.writeable)
+        contiguous, writable = x.flags.c_contiguous, x.flags.writeable
+        return Tensor(x.ctypes.data, x.shape, name, x.itemsize, "cpu", contiguous, writable, x.size, x.nbytes)
     if _is_torch(x):
         if str(x.layout) != "torch.strided":
             layout = str(x.layout).removeprefix("torch.")
             raise UnsupportedError(f"got a tensor of layout {layout}, expected a dense one")
         name = str(x.dtype).removeprefix("torch.")
-        return Tensor(x.data_ptr(), tuple(x.shape), name, x.element_size(), x.device.type, x.is_contiguous(), True)
+        item, count = x.element_size(), x.numel()
+        shape, device = tuple(x.shape), x.device.type
+        return Tensor(x.data_ptr(), shape, name, item, device, x.is_contiguous(), True, count, count * item)
     raise UnsupportedError(f"got a {type(x).__name__}, expected a numpy array or a torch tensor")
 
 
