@@ -38,14 +38,19 @@ RR_FN uint32_t rr_bits_of_float(float value) {
     memcpy(&bits, &value, 4);
     return bits;
 }
-#if defined(__FLT16_MAX__) && (defined(__F16C__) || defined(__aarch64__))
+#if defined(__aarch64__) || (defined(__FLT16_MAX__) && defined(__F16C__))
+#if defined(__aarch64__)
+typedef __fp16 rr_half; /* Arm's own: g++ before 13 has no _Float16 there */
+#else
+typedef _Float16 rr_half;
+#endif
 RR_FN float rr_to_float(rr_f16 x) {
-    _Float16 h;
+    rr_half h;
     memcpy(&h, &x.bits, 2);
     return (float)h;
 }
 RR_FN void rr_from_float(float v, rr_f16 *x) {
-    _Float16 h = (_Float16)v;
+    rr_half h = (rr_half)v;
     memcpy(&x->bits, &h, 2);
 }
 #else

@@ -30,9 +30,9 @@ static inline const char *rr_op_refusal(const rr_op *op) {
     if (world < 2 || world > RR_MAX_WORLD || op->rank >= world) return "world or rank is out of range";
     if (op->kind == RR_ALL_GATHER) {
         if (!op->rows) return "an all-gather needs at least one row";
+        if (op->rows > slot) return "an all-gather has more rows than a slot has bytes";
         for (uint32_t p = 0; p < world; p++)
-            if (op->width[p] > slot || op->rows > slot / (op->width[p] ? op->width[p] : 1))
-                return "a rank's shard is larger than a slot";
+            if (op->width[p] > slot / op->rows) return "a rank's shard is larger than a slot";
         return 0;
     }
     if (op->dtype < RR_FLOAT32 || op->dtype > RR_BFLOAT16) return "unknown dtype";

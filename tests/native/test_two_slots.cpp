@@ -30,7 +30,7 @@ extern "C" {
 #include <sanitizer/tsan_interface.h>
 #endif
 
-static const uint32_t THREADS = 2, MAX_BLOCKS = 2, MAX_RANKS = 5, STACK = 512 * 1024, COUNT = 40;
+static const uint32_t THREADS = 2, MAX_BLOCKS = 2, MAX_RANKS = 5, STACK = 64 * 1024, COUNT = 40;
 
 // ---- coroutines ----
 
