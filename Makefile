@@ -22,6 +22,7 @@ venv: build/.installed  ## Create .venv with the package, its C libraries and th
 
 demo: venv  ## Plan the sample ring, then run verified all-reduces on 4 local ranks
 	roce-ring plan mesh/examples/four-spark-ring.yaml --out build/demo
+	@echo; echo "picture of the ring: build/demo/ring.svg"; echo
 	roce-ring bench --local 4 --check --sizes 2048,16384,131072,1048576 --dtype bf16
 
 test: venv  ## Run every test tier: Python, native with sanitizers, aarch64, CUDA compile, wheel

@@ -44,7 +44,10 @@ def up(node: NodePlan) -> Iterator[Step]:
         yield Step((*_filter("add", rule), *_flower(rule)), f"pass tagged frames on to {rule.output}")
     for marker in node.markers:
         for mark in marker.marks:
-            yield Step((), f"marker on {marker.rdma}, held by the node agent: {describe(mark)}")
+            yield Step(
+                (),
+                f"marker on {marker.rdma}, to be held by a marker program, which this version does not have: {describe(mark)}",
+            )
 
 
 def _link_up(hca: Hca) -> Step:

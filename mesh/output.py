@@ -22,6 +22,10 @@ from .text import CONSUMERS, variables
 _OURS = "plan.json"
 
 
+# Values hold ';' and are not quoted, because docker would keep the quotes: a shell that sources the file cuts them short.
+_ENV_HEAD = "# for docker --env-file and systemd EnvironmentFile=; in a shell: env $(grep -v '^#' THIS_FILE) COMMAND"
+
+
 class CannotWrite(Exception):
     """The directory cannot be written; the message says why and what to do."""
 
@@ -67,7 +71,9 @@ def _fill(root: Path, plan: Plan, facts: Facts, findings: Sequence[Finding]) -> 
         for consumer in CONSUMERS:
             values = variables(plan, consumer, node.rank)
             if values:
-                files[f"nodes/{node.host}/{consumer}.env"] = _lines(f"{name}={value}" for name, value in values.items())
+                files[f"nodes/{node.host}/{consumer}.env"] = _lines(
+                    [_ENV_HEAD, *(f"{name}={value}" for name, value in values.items())]
+                )
     for name, text in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)

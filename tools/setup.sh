@@ -21,6 +21,7 @@ fi
     exit 2
 }
 
+[ -x .venv/bin/pip ] || echo "setup: installing packages into .venv; the first time takes a few minutes" >&2
 [ -x .venv/bin/pip ] || "$python" -m venv .venv
 # The lists live in pyproject.toml alone; tomllib reads them so that nothing is built before the build tools exist.
 .venv/bin/python - <<'PY' >.venv/requirements.txt
