@@ -46,7 +46,7 @@ def up(node: NodePlan) -> Iterator[Step]:
         for mark in marker.marks:
             yield Step(
                 (),
-                f"marker on {marker.rdma}, to be held by a marker program, which this version does not have: {describe(mark)}",
+                f"marker on {marker.rdma} (needs a marker program, not in this version): {describe(mark)}",
             )
 
 

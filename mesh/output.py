@@ -22,7 +22,7 @@ from .text import CONSUMERS, variables
 _OURS = "plan.json"
 
 
-# Values hold ';' and are not quoted, because docker would keep the quotes: a shell that sources the file cuts them short.
+# Values hold ';' and are not quoted, because docker would keep the quotes. A shell that sources the file cuts them.
 _ENV_HEAD = "# for docker --env-file and systemd EnvironmentFile=; in a shell: env $(grep -v '^#' THIS_FILE) COMMAND"
 
 
