@@ -66,6 +66,7 @@ struct rr_proxy {
     uint64_t last_alive_ns;
     uint64_t last_notice_ns;
     uint64_t wait_since_ns[RR_MAX_WORLD];
+    uint64_t closed_ns[RR_MAX_WORLD]; /* when the peer's good-bye was seen */
     uint64_t wait_word[RR_MAX_WORLD];
     uint64_t late_reported_ns[RR_MAX_WORLD];
     uint64_t started_seen, started_ns;

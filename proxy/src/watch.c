@@ -12,7 +12,9 @@
 #define NOTICE_EVERY_NS (1000 * MS)
 #define LATE_AGAIN_NS (5000 * MS)
 #define LOOP_GAP_NS (1000 * MS)
-/* How long a rank may lack a closed peer's data: what the peer posted before its good-bye has landed by then. */
+/* Ticks are a few milliseconds apart; a longer gap counts as this. */
+#define TICK_COUNTS_NS (100 * MS)
+/* How long after its good-bye a rank may lack a closed peer's data: what the peer posted before has landed by then. */
 #define CLOSED_GRACE_NS (200 * MS)
 
 void rr_event_push(rr_proxy *proxy, rr_event event) {
@@ -71,6 +73,7 @@ static void read_notices(rr_proxy *proxy) {
             rr_watch_abort(proxy, stop); /* it gave up because somebody else closed */
         } else {
             set_mask(&proxy->closed_mask, p, true);
+            proxy->closed_ns[p] = proxy->last_tick_ns;
             rr_event_push(proxy, (rr_event){.kind = RR_EVENT_CLOSED, .peer = p, .root = p});
         }
     }
@@ -132,7 +135,7 @@ static void watch_peer(rr_proxy *proxy, uint32_t p, uint64_t now) {
                                         .seq = seq,
                                         .ms = waited / MS});
     }
-    if ((proxy->closed_mask & 1u << p) && waited > CLOSED_GRACE_NS)
+    if ((proxy->closed_mask & 1u << p) && waited > CLOSED_GRACE_NS && now - proxy->closed_ns[p] > CLOSED_GRACE_NS)
         rr_watch_abort(proxy, RR_ABORT_WORD(RR_ERR_PEER_CLOSED, p, phase, path, seq));
     if (waited >= proxy->config.peer_timeout_ms * MS)
         rr_watch_abort(proxy, RR_ABORT_WORD(RR_ERR_PEER_TIMEOUT, end_of_chain(proxy, p), phase, path, seq));
@@ -169,10 +172,21 @@ static void watch_kernel(rr_proxy *proxy, uint64_t now) {
     }
 }
 
+/* Time in which this process did not run (Ctrl-Z, a paused container, a debugger) counts against nobody: what peers sent
+ * meanwhile is there, but this rank's kernel has not looked yet. */
+static void excuse(rr_proxy *proxy, uint64_t ns) {
+    for (uint32_t p = 0; p < proxy->config.world; p++) {
+        proxy->wait_since_ns[p] += ns;
+        proxy->closed_ns[p] += ns;
+    }
+    proxy->started_ns += ns;
+}
+
 void rr_watch_tick(rr_proxy *proxy, uint64_t now) {
     if (proxy->last_tick_ns) {
         uint64_t gap = now - proxy->last_tick_ns;
         rr_raise(&proxy->stats.longest_loop_gap_us, gap / 1000);
+        if (gap > TICK_COUNTS_NS) excuse(proxy, gap - TICK_COUNTS_NS);
         if (gap > LOOP_GAP_NS)
             rr_event_push(proxy, (rr_event){.kind = RR_EVENT_LOOP_GAP,
                                             .peer = proxy->config.rank,

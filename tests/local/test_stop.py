@@ -98,3 +98,34 @@ def test_the_hard_deadline_names_the_rank_that_stands_still(start: Starter, mode
         assert one.error.culprit == VICTIM, f"rank {one.rank}: {one.error.message}"
         assert f"rank {VICTIM}: a peer sent nothing before the hard deadline" in one.error.message
         assert "ROCE_RING_PEER_TIMEOUT_S" in one.error.hint
+
+
+def last_operation(me: Rank) -> None:
+    """Rank 1 comes a second after the others; then all close."""
+    with me.communicator(peer_timeout_s=1.0, late_s=0.9) as ar:
+        x = np.ones(5000, np.float32)
+        ar.all_reduce(x)
+        me.say("ready")
+        me.wait()
+        if me.rank == 1:
+            me.say("about to call")
+            me.wait()
+        assert (ar.all_reduce(x) == me.world).all()
+
+
+@pytest.mark.parametrize("stopped", [[VICTIM], [0, 1, 2]], ids=["one", "all"])
+def test_time_in_which_a_rank_did_not_run_is_nobodys_fault(start: Starter, stopped: list[int]) -> None:
+    """Ctrl-Z, `docker pause`, a debugger, for longer than peer_timeout_s, while a rank waits: what it waits for is
+    there when it wakes up, and its peers, who have closed meanwhile, are not to blame."""
+    ranks = start(last_operation, 3)
+    ranks.wait_for("ready")
+    ranks.go()
+    ranks.wait_for("about to call", [1])
+    time.sleep(0.3)  # ranks 0 and 2 wait for rank 1 now
+    for rank in stopped:
+        ranks.stop(rank)
+    ranks.go([1])
+    time.sleep(2.0)
+    for rank in stopped:
+        ranks.resume(rank)
+    ranks.values(allow=("is late", "came after"))
