@@ -7,11 +7,13 @@
 #include <unistd.h>
 
 static struct sigaction previous;
-static volatile sig_atomic_t seen;
-static bool installed; // main thread only
+// Written by the main thread and by the handler, looked at by every thread that waits.
+static uint32_t seen, installed;
+static uint32_t is(const uint32_t *word) { return __atomic_load_n(word, __ATOMIC_RELAXED); }
+static void set(uint32_t *word, uint32_t value) { __atomic_store_n(word, value, __ATOMIC_RELAXED); }
 
 static void on_interrupt(int number, siginfo_t *info, void *context) {
-    seen = 1;
+    set(&seen, 1);
     if (previous.sa_flags & SA_SIGINFO)
         previous.sa_sigaction(number, info, context);
     else
@@ -19,21 +21,21 @@ static void on_interrupt(int number, siginfo_t *info, void *context) {
 }
 
 extern "C" void rr_interrupt_begin(void) {
-    if (installed || syscall(SYS_gettid) != getpid() || sigaction(SIGINT, nullptr, &previous)) return;
+    if (is(&installed) || syscall(SYS_gettid) != getpid() || sigaction(SIGINT, nullptr, &previous)) return;
     bool handled =
         (previous.sa_flags & SA_SIGINFO) || (previous.sa_handler != SIG_DFL && previous.sa_handler != SIG_IGN);
     if (!handled) return; // default: the process ends without our help
     struct sigaction ours = previous;
     ours.sa_sigaction = on_interrupt;
     ours.sa_flags |= SA_SIGINFO;
-    seen = 0;
-    installed = sigaction(SIGINT, &ours, nullptr) == 0;
+    set(&seen, 0);
+    set(&installed, sigaction(SIGINT, &ours, nullptr) == 0);
 }
 
-extern "C" int rr_interrupt_seen(void) { return installed && seen; }
+extern "C" int rr_interrupt_seen(void) { return is(&installed) && is(&seen); }
 
 extern "C" void rr_interrupt_end(void) {
-    if (!installed || syscall(SYS_gettid) != getpid()) return;
+    if (!is(&installed) || syscall(SYS_gettid) != getpid()) return;
     sigaction(SIGINT, &previous, nullptr);
-    installed = false;
+    set(&installed, 0);
 }

@@ -6,6 +6,9 @@
 #include "cpu.h"
 #include "scripted.h"
 
+#include <signal.h>
+#include <time.h>
+
 #define WORLD 3u
 #define COUNT 3000u
 
@@ -34,7 +37,7 @@ static rr_op open_rank(uint64_t first_seq) {
     return op;
 }
 
-static void raise(const rr_op *op, uint32_t src, uint32_t path, uint64_t value) {
+static void set_flag(const rr_op *op, uint32_t src, uint32_t path, uint64_t value) {
     uint32_t slot = (uint32_t)((state.seq + 1) % RR_SLOTS);
     rr_store_release(
         (uint64_t *)(proxy->base + rr_flag_offset(op->layout.flags, (uint32_t)op->layout.phases, src, slot, 0, path)),
@@ -58,9 +61,9 @@ static void check_left_clean(uint64_t seq) {
 static void a_wait_is_bounded_and_names_what_it_waited_for(uint32_t blocks, uint32_t threads) {
     rr_op op = open_rank((1ull << 32) - 1);
     op.deadline_ns = 60000000;
-    raise(&op, 0, 0, RR_FLAG_VALUE(state.seq + 1, op.digest)); /* all came but the second path of rank 2 */
-    raise(&op, 0, 1, RR_FLAG_VALUE(state.seq + 1, op.digest));
-    raise(&op, 2, 0, RR_FLAG_VALUE(state.seq + 1, op.digest));
+    set_flag(&op, 0, 0, RR_FLAG_VALUE(state.seq + 1, op.digest)); /* all came but the second path of rank 2 */
+    set_flag(&op, 0, 1, RR_FLAG_VALUE(state.seq + 1, op.digest));
+    set_flag(&op, 2, 0, RR_FLAG_VALUE(state.seq + 1, op.digest));
     CHECK(rr_cpu_run(&op, blocks, threads) == RR_CPU_FAILED, "it did not fail");
     CHECK(fault() == RR_ABORT_WORD(RR_ERR_PEER_TIMEOUT, 2, 0, 1, 1ull << 32), "fault word %llx",
           (unsigned long long)fault());
@@ -84,7 +87,7 @@ static void a_flag_of_another_operation_is_no_arrival(uint32_t blocks, uint32_t 
     for (uint32_t ahead = 0; ahead < 2; ahead++) {
         rr_op op = open_rank((1ull << 31) - 1);
         op.deadline_ns = 60000000; /* for the other threads: no proxy turns the fault into an abort word here */
-        raise(&op, 0, 0, RR_FLAG_VALUE(state.seq + 1 + 2 * ahead, ahead ? op.digest : op.digest ^ 0x8000));
+        set_flag(&op, 0, 0, RR_FLAG_VALUE(state.seq + 1 + 2 * ahead, ahead ? op.digest : op.digest ^ 0x8000));
         CHECK(rr_cpu_run(&op, blocks, threads) == RR_CPU_FAILED, "it did not fail");
         /* Both names are in it: the sender's, and this rank's in place of the path. */
         CHECK(fault() == RR_ABORT_WORD(ahead ? RR_ERR_PROTOCOL : RR_ERR_OP_MISMATCH, 0, 0, 1, 1ull << 31),
@@ -107,7 +110,7 @@ static void a_launch_after_a_failure_touches_nothing(uint32_t blocks, uint32_t t
     memcpy(ring, proxy->base + op.layout.commands, sizeof ring);
     for (uint32_t i = 0; i < COUNT; i++) in[i] = -1;
     for (uint32_t src = 0; src < WORLD; src += 2) /* the late flags come after all */
-        for (uint32_t path = 0; path < 2; path++) raise(&op, src, path, RR_FLAG_VALUE(1, op.digest));
+        for (uint32_t path = 0; path < 2; path++) set_flag(&op, src, path, RR_FLAG_VALUE(1, op.digest));
     for (uint32_t mode = RR_MODE_FULL; mode <= RR_MODE_RING_BIDIR; mode++) {
         op.mode = mode;
         CHECK(rr_cpu_run(&op, blocks, threads) == RR_CPU_FAILED, "mode %u: a session that failed works again", mode);
@@ -132,11 +135,43 @@ static void a_launch_after_a_failure_touches_nothing(uint32_t blocks, uint32_t t
 static void publishing_rings_a_proxy_that_naps(uint32_t blocks, uint32_t threads) {
     rr_op op = open_rank(0);
     for (uint32_t src = 0; src < WORLD; src += 2)
-        for (uint32_t path = 0; path < 2; path++) raise(&op, src, path, RR_FLAG_VALUE(1, op.digest));
+        for (uint32_t path = 0; path < 2; path++) set_flag(&op, src, path, RR_FLAG_VALUE(1, op.digest));
     rr_store_napping(&rr_progress_of(proxy)->napping, 1);
     CHECK(rr_cpu_run(&op, blocks, threads) == RR_CPU_OK, "fault word %llx", (unsigned long long)fault());
     CHECK(rr_progress_of(proxy)->napping == 0, "the proxy was left asleep");
     CHECK(rr_engine_step(proxy) && rr_progress_of(proxy)->consumed == 1, "no command");
+    rr_proxy_destroy(proxy);
+}
+
+static uint32_t interrupts;
+static void count_interrupt(int number) { __atomic_fetch_add(&interrupts, number == SIGINT, __ATOMIC_RELAXED); }
+
+/* The rest of the process: somebody presses Ctrl-C once the wait is long, and the proxy turns the fault into the abort
+ * word. */
+static void *press_ctrl_c(void *unused) {
+    nanosleep(&(struct timespec){0, 100000000}, NULL);
+    for (int i = 0; i < 1000 && !fault(); i++) {
+        if (!__atomic_load_n(&interrupts, __ATOMIC_RELAXED)) kill(getpid(), SIGINT);
+        nanosleep(&(struct timespec){0, 5000000}, NULL);
+    }
+    rr_watch_abort(proxy, fault());
+    return unused;
+}
+
+static void ctrl_c_ends_a_long_wait(uint32_t blocks, uint32_t threads) {
+    rr_op op = open_rank(0);
+    pthread_t helper;
+    struct sigaction now, mine = {.sa_handler = count_interrupt};
+    op.deadline_ns = 60000000000ull;
+    interrupts = 0;
+    sigaction(SIGINT, &mine, NULL);
+    CHECK(!pthread_create(&helper, NULL, press_ctrl_c, NULL), "no thread");
+    CHECK(rr_cpu_run(&op, blocks, threads) == RR_CPU_FAILED, "it did not fail");
+    pthread_join(helper, NULL);
+    CHECK(RR_ABORT_REASON(fault()) == RR_ERR_ABORTED_BY_USER && RR_ABORT_CULPRIT(fault()) == 1, "fault word %llx",
+          (unsigned long long)fault());
+    CHECK(interrupts == 1, "the process's own handler ran %u times", interrupts);
+    CHECK(!sigaction(SIGINT, NULL, &now) && now.sa_handler == count_interrupt, "the process's own handler is gone");
     rr_proxy_destroy(proxy);
 }
 
@@ -148,6 +183,7 @@ int main(void) {
         a_flag_of_another_operation_is_no_arrival(blocks, threads);
         a_launch_after_a_failure_touches_nothing(blocks, threads);
         publishing_rings_a_proxy_that_naps(blocks, threads);
+        ctrl_c_ends_a_long_wait(blocks, threads);
     }
     return 0;
 }
