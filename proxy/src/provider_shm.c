@@ -41,8 +41,7 @@ static int shm_open_provider(rr_provider *provider, rr_hello *hello, rr_why why)
     return 0;
 }
 
-static int map_peer(rr_provider *provider, shm_peer *peer, const rr_hello *hello, rr_why why) {
-    peer->same_process = hello->process_token == process_token;
+static int map_file(rr_provider *provider, shm_peer *peer, const rr_hello *hello, rr_why why) {
     peer->fd = open(hello->region_name, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
     if (peer->fd < 0)
         return rr_fail(
@@ -58,7 +57,24 @@ static int map_peer(rr_provider *provider, shm_peer *peer, const rr_hello *hello
         mmap(NULL, provider->layout->region_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, peer->fd, 0);
     if (base == MAP_FAILED) return rr_fail(why, "cannot map rank %u's region: %s", hello->rank, strerror(errno));
     peer->base = base;
-    const rr_header *header = base;
+    return 0;
+}
+
+/* A second mapping of pages that this process has already: an old size of 0 asks mremap for that. Not through the file,
+ * because closing it again would drop the owner's record lock, which belongs to the process: then the owner looks dead
+ * to ranks in other processes. False where mremap cannot (qemu-user). */
+static bool map_again(rr_provider *provider, shm_peer *peer, const rr_hello *hello) {
+    void *base = mremap((void *)(uintptr_t)hello->region_addr, 0, provider->layout->region_bytes, MREMAP_MAYMOVE);
+    if (base != MAP_FAILED) peer->base = base;
+    return base != MAP_FAILED;
+}
+
+static int map_peer(rr_provider *provider, shm_peer *peer, const rr_hello *hello, rr_why why) {
+    /* A forked child has its parent's token, and a container its own pid 1. */
+    peer->same_process = hello->process_token == process_token && hello->pid == (uint32_t)getpid();
+    bool mapped = peer->same_process && map_again(provider, peer, hello);
+    if (!mapped && map_file(provider, peer, hello, why) < 0) return -1;
+    const rr_header *header = (const rr_header *)peer->base;
     if (header->magic != RR_MAGIC || header->rank != hello->rank || header->session[0] != hello->session[0] ||
         header->session[1] != hello->session[1])
         return rr_fail(why, "%s is not rank %u's region of this session", hello->region_name, hello->rank);

@@ -3,6 +3,7 @@
  * "Noticed" means wrong values come out of a collective, and, in the ThreadSanitizer build, that it reports the race:
  * there the broken half runs in a child, which must die of the report.
  */
+#define _GNU_SOURCE
 #include "shm_one_mapping.h"
 #include "world.h"
 

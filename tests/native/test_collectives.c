@@ -5,6 +5,7 @@
  * between cases, so ranks are ahead of each other as in life. Under ThreadSanitizer the list is shorter and regions
  * have one address (shm_one_mapping.h).
  */
+#define _GNU_SOURCE
 #include "reference.h"
 #include "shm_one_mapping.h"
 #include "world.h"

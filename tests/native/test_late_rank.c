@@ -3,6 +3,7 @@
  * In a ring only the next rank waits for it directly; the others wait for each other and follow the chain. With real
  * threads, so that ThreadSanitizer sees kernels, proxies and watches at the words they share.
  */
+#define _GNU_SOURCE
 #include "shm_one_mapping.h"
 #include "world.h"
 
