@@ -62,6 +62,8 @@ typedef struct rr_op {
     uint64_t lend;
     uint64_t proxy;
     uint64_t sleep_ns;
+    uint32_t tag; /* what else all ranks must share: the caller's hash of shape and dtype name */
+    uint32_t reserved;
 } rr_op;
 
 /* clang-format off */
@@ -91,6 +93,7 @@ typedef struct rr_op {
     X(rr_op, lend, 376, 8) \
     X(rr_op, proxy, 384, 8) \
     X(rr_op, sleep_ns, 392, 8) \
+    X(rr_op, tag, 400, 4) \
     X(rr_device_state, seq, 0, 8) \
     X(rr_device_state, commands, 8, 8) \
     X(rr_device_state, ready, 16, 8) \
@@ -98,7 +101,7 @@ typedef struct rr_op {
     X(rr_device_state, failed, 28, 4) \
     X(rr_device_state, arrived, 32, 256)
 #define RR_OP_STRUCTS(X) \
-    X(rr_op, 400) \
+    X(rr_op, 408) \
     X(rr_device_state, 288)
 /* clang-format on */
 RR_OP_FIELDS(RR_ASSERT_FIELD)
@@ -118,7 +121,7 @@ RR_SHARED_FN uint64_t rr_chunk_count(uint64_t count, uint32_t world, uint32_t dt
 RR_SHARED_FN uint32_t rr_op_digest(const rr_op *op) {
     uint64_t h =
         ((uint64_t)op->kind << 24 | op->mode << 16 | op->dtype << 8 | op->wave << 4 | op->fp32_partials) + op->world;
-    h = (h ^ op->count) * 0x9e3779b97f4a7c15ull;
+    h = (h ^ op->count ^ (uint64_t)op->tag << 32) * 0x9e3779b97f4a7c15ull;
     h = (h ^ h >> 29 ^ op->rows) * 0x9e3779b97f4a7c15ull;
     if (op->kind == RR_ALL_GATHER)
         for (uint32_t p = 0; p < op->world; p++) h = (h ^ h >> 29 ^ op->width[p]) * 0x9e3779b97f4a7c15ull;

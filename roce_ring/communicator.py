@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import zlib
 from collections.abc import Iterator, Sequence
 from multiprocessing.util import Finalize
 from typing import Any
 
-from .errors import RoceRingError, UnsupportedError
+from .errors import ConfigError, RoceRingError, UnsupportedError
 from .exchange import Exchange, RendezvousExchange, TorchExchange, gather_errors
 from .modes import mode as mode_by_name
-from .native import ALL_GATHER, ALL_REDUCE, DTYPES, REDUCE_SCATTER, WAVE_ALL, WAVE_TWO
+from .native import ALL_GATHER, ALL_REDUCE, DTYPES, MAX_WORLD, REDUCE_SCATTER, WAVE_ALL, WAVE_TWO
 from .session import Session
 from .settings import Settings
 from .tensors import Tensor, describe, empty
@@ -41,6 +42,10 @@ class AllReduce:
         first_seq: int = 0,
         serve: bool = True,
     ) -> None:
+        if not 2 <= exchange.world <= MAX_WORLD:
+            raise ConfigError(
+                f"the world is {exchange.world}, expected 2 to {MAX_WORLD} ranks", "alone there is nothing to reduce"
+            )
         settings = Settings.from_env(os.environ) if settings is None else settings
         if settings.gather_bytes == 0:
             settings = dataclasses.replace(settings, gather_bytes=settings.max_bytes)
@@ -49,6 +54,7 @@ class AllReduce:
         self.rank, self.world = exchange.rank, exchange.world
         self._pid = os.getpid()
         self._capturing = False
+        self._tags: dict[tuple[object, ...], int] = {}
         self.session = Session(exchange, settings, self._topology, first_seq=first_seq, serve=serve)
         # A process that ends without close(), or drops its communicator, still says good-bye, so that its peers hear
         # "closed" and not "dead". Not atexit: processes of multiprocessing never run that.
@@ -82,24 +88,28 @@ class AllReduce:
         except UnsupportedError:
             return False
 
-    def _refusal(self, t: Tensor, limit: int) -> str | None:
+    def _refusal(self, t: Tensor, limit: int) -> tuple[str, str] | None:
+        """What is wrong, and how to fix it."""
         if t.device != "cpu":
-            return f"the tensor is on {t.device}, expected cpu"
+            return f"the tensor is on {t.device}, expected cpu", "copy it, or leave it to another all-reduce"
         if t.dtype not in DTYPES:
-            return f"dtype {t.dtype} is not one of {', '.join(DTYPES)}"
+            return f"dtype {t.dtype} is not one of {', '.join(DTYPES)}", "convert it"
         if not t.contiguous:
-            return "the tensor is not contiguous"
-        if not 1 <= t.bytes <= limit:
-            return f"the tensor has {t.bytes} bytes, expected 1 to {limit}"
+            return "the tensor is not contiguous", "pass a contiguous copy"
+        if t.bytes == 0:
+            return "the tensor is empty", "leave the call out on all ranks"
+        if t.bytes > limit:
+            return (
+                f"the tensor has {t.bytes} bytes, at most {limit} are taken",
+                "raise ROCE_RING_MAX_BYTES on all ranks",
+            )
         return None
 
     def _checked(self, x: Any, limit: int, what: str) -> Tensor:
         t = describe(x)
         refusal = self._refusal(t, limit)
         if refusal:
-            raise UnsupportedError(
-                f"{what}: {refusal}", "ask should_all_reduce(x) first, or raise ROCE_RING_MAX_BYTES on all ranks"
-            )
+            raise UnsupportedError(f"{what}: {refusal[0]}", refusal[1])
         self._same_process()
         return t
 
@@ -117,8 +127,9 @@ class AllReduce:
             out = empty(x, shape)
         t = describe(out)
         if (t.shape, t.dtype, t.device, t.contiguous, t.writable) != (shape, wanted.dtype, wanted.device, True, True):
+            form = f"{'' if t.contiguous else 'non-contiguous '}{'' if t.writable else 'read-only '}"
             raise UnsupportedError(
-                f"{what}: out is {t.dtype}{list(t.shape)} on {t.device}, "
+                f"{what}: out is a {form}{t.dtype}{list(t.shape)} on {t.device}, "
                 f"expected a contiguous writable {wanted.dtype}{list(shape)} on {wanted.device}"
             )
         return out, t
@@ -128,7 +139,7 @@ class AllReduce:
     def all_reduce(self, x: Any, out: Any = None, *, mode: str | None = None, fp32_partials: bool = False) -> Any:
         """The sum of x over all ranks, in `out` (same shape and dtype; may be x itself), or in a new tensor.
 
-        `mode`: one of modes.modes(); None takes the settings' (by default the best for the size).
+        `mode`: one of modes.modes(); None or "auto" takes the settings' (by default the best for the size).
         `fp32_partials`: modes that pass partial sums on carry a 16-bit dtype's as fp32, for
         twice the bytes and one rounding."""
         t = self._checked(x, self.settings.max_bytes, "all_reduce")
@@ -137,11 +148,11 @@ class AllReduce:
             raise UnsupportedError(
                 "all_reduce: out overlaps x without being x", "pass x itself, or memory apart from x"
             )
-        chosen = mode_by_name(mode or self.choose_mode(t.bytes), self.world)
+        chosen = mode_by_name(self.choose_mode(t.bytes) if mode in (None, "auto") else mode, self.world)
         op = self.session.op()
         op.kind, op.mode, op.dtype, op.count = ALL_REDUCE, chosen.value, DTYPES[t.dtype], t.count
         op.fp32_partials = int(fp32_partials and chosen.partials and t.dtype != "float32")
-        self._launch(op, t, to)
+        self._launch(op, t, to, (t.dtype, t.shape))
         return out
 
     def choose_mode(self, size_bytes: int) -> str:
@@ -160,7 +171,7 @@ class AllReduce:
         out, to = self._out(x, t, out, (t.shape[0] // self.world, *t.shape[1:]), "reduce_scatter")
         op = self.session.op()
         op.kind, op.dtype, op.count = REDUCE_SCATTER, DTYPES[t.dtype], t.count // self.world
-        self._launch(op, t, to)
+        self._launch(op, t, to, (t.dtype, t.shape))
         return out
 
     def all_gather(self, x: Any, dim: int = 0, out: Any = None, *, sizes: Sequence[int] | None = None) -> Any:
@@ -172,7 +183,12 @@ class AllReduce:
             raise UnsupportedError(f"all_gather: dim is {dim} of shape {list(t.shape)}, expected the first or the last")
         dim = last if dim in (-1, last) and last > 0 and dim != 0 else 0
         extents = list(sizes) if sizes is not None else [t.shape[dim]] * self.world
-        if len(extents) != self.world or min(extents) < 0 or extents[self.rank] != t.shape[dim]:
+        if (
+            not all(isinstance(one, int) for one in extents)
+            or len(extents) != self.world
+            or min(extents) < 0
+            or extents[self.rank] != t.shape[dim]
+        ):
             raise UnsupportedError(
                 f"all_gather: sizes {extents} do not fit: "
                 f"expected {self.world} sizes of which number {self.rank} is {t.shape[dim]}"
@@ -199,10 +215,12 @@ class AllReduce:
         op = self.session.op()
         op.kind, op.rows, op.dtype = ALL_GATHER, rows, DTYPES["float32"]
         op.width[: self.world] = [extent * unit for extent in extents]
-        self._launch(op, t, to)
+        self._launch(op, t, to, (t.dtype, dim, t.shape[:dim], t.shape[dim + 1 :]))
         return out
 
-    def _launch(self, op: Any, x: Tensor, out: Tensor) -> None:
+    def _launch(self, op: Any, x: Tensor, out: Tensor, same: tuple[object, ...]) -> None:
+        """`same`: what all ranks must have alike beside what the kernel sees; a difference is an error on all."""
+        op.tag = self._tags.get(same) or self._tags.setdefault(same, zlib.crc32(repr(same).encode()))
         setattr(op, "in", x.pointer)
         op.out = out.pointer
         threshold = self.settings.two_wave_threshold_bytes

@@ -44,6 +44,10 @@ class SessionAborted(RoceRingError):
         super().__init__(code, message, hint)
         self.culprit = culprit
 
+    def with_detail(self, detail: str) -> SessionAborted:
+        """The same, knowing more."""
+        return type(self)(self.code, f"{self.message}; {detail}", self.hint, self.culprit)
+
 
 class PeerDead(SessionAborted):
     """A peer's process or host is gone."""

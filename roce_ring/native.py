@@ -155,7 +155,21 @@ class Op(ct.Structure):
         ("lend", _u64),
         ("proxy", _u64),
         ("sleep_ns", _u64),
+        ("tag", _u32),
+        ("reserved", _u32),
     ]
+
+
+def describe_op(op: Op) -> str:
+    """In words, for a message that compares it with a peer's."""
+    dtype = next((name for name, value in DTYPES.items() if value == op.dtype), "?")
+    if op.kind == ALL_GATHER:
+        widths = ", ".join(str(op.width[p]) for p in range(op.world))
+        return f"an all_gather of {op.rows} row(s) of {widths} bytes"
+    if op.kind == REDUCE_SCATTER:
+        return f"a reduce_scatter of {op.world} x {op.count} {dtype}"
+    modes = [line.split(" ")[1].lower() for line in native().kernels.rr_mode_table().decode().splitlines()]
+    return f"an all_reduce of {op.count} {dtype} in mode {modes[op.mode - 1]}"
 
 
 class DeviceState(ct.Structure):

@@ -4,38 +4,21 @@ meeting of all ranks to close(), and never recovers from an abort: AllReduce.res
 from __future__ import annotations
 
 import ctypes as ct
-import logging
 import os
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from itertools import pairwise
+from ctypes import Array
 
 from . import __version__
-from .control.model import (
-    EventKind,
-    IdlePolicy,
-    MemoryPart,
-    PathStats,
-    PeerInfo,
-    PeerStats,
-    RankEvent,
-    RankInfo,
-    RankState,
-    RankStats,
-    SessionState,
-)
-from .errors import PeerClosed, PeerDead, PeerTimeout, RoceRingError, SessionAborted, SetupError
+from .errors import RoceRingError, SessionAborted, SetupError
 from .exchange import Exchange, agree, gather_errors
 from .modes import modes
 from .native import (
     CPU_FAILED,
     CPU_REFUSED,
-    EVENT_KINDS,
     HELLO_BYTES,
-    NOBODY,
     PROVIDERS,
     STATES,
     Config,
@@ -45,16 +28,16 @@ from .native import (
     Op,
     Stats,
     call,
+    describe_op,
     native,
 )
+from .session_control import SessionControl
 from .settings import Settings
 from .topology import Topology
-
-log = logging.getLogger(__name__)
+from .verdict import verdict
 
 MEETING_S = 60.0
-_PUMP_S = 0.05
-_EVENTS_KEPT = 512
+_ABORTED_BY_USER = 4
 # Where threads outnumber cores nobody may spin: a waiting kernel takes the proxy's turns itself and then sleeps until
 # a peer's flag wakes it, and the proxy's thread only naps and watches. Elsewhere the proxy polls (20,000,000 polls
 # cover the gaps of a decode step; 200,000 cost 8.6 % of it) and a kernel looks for about a millisecond before it
@@ -83,14 +66,8 @@ class Session:
         self._server: object | None = None
         self._lock = threading.Lock()  # one operation at a time; close() waits for it
         self._life = threading.Lock()  # whoever holds it may use self._proxy; never held while waiting for a peer
-        self._drained = threading.Event()
-        self._events: deque[RankEvent] = deque(maxlen=_EVENTS_KEPT)
-        self._event_count = 0
-        self._new_event = threading.Condition()
-        self._state_seen: SessionState | None = None
-        self._stop_pump = threading.Event()
-        self._pump: threading.Thread | None = None
-        self._abort_note = ""
+        self.drained = threading.Event()
+        self.control = SessionControl(self)
         self._final_word = 0  # the abort word of a closed session
 
         self.layout: Layout = self._native.layout(self.world, self.capacity)
@@ -191,8 +168,7 @@ class Session:
         gather_errors(exchange, _error_of(lambda: call(lib.rr_proxy_start, self._proxy)), MEETING_S)
         self.region = int(lib.rr_proxy_region(self._proxy))
         self.device_state = DeviceState(seq=first_seq)
-        self._pump = threading.Thread(target=self._pump_events, name="roce-ring-events", daemon=True)
-        self._pump.start()
+        self.control.start()
 
     def _serve(self, exchange: Exchange) -> None:
         from .control.rundir import run_dir
@@ -200,7 +176,9 @@ class Session:
 
         error = None
         try:
-            self._server = RankServer(self, run_dir(self.settings.run_dir, os.environ), self.settings.name, self.rank)
+            self._server = RankServer(
+                self.control, run_dir(self.settings.run_dir, os.environ), self.settings.name, self.rank
+            )
         except RoceRingError as failed:
             error = str(failed)
         gather_errors(exchange, error, MEETING_S)
@@ -239,7 +217,7 @@ class Session:
         finish."""
         self._native.kernels.rr_op_seal(ct.byref(op))
         with self._lock:
-            if self._proxy is None or self._drained.is_set():
+            if self._proxy is None or self.drained.is_set():
                 raise self._closed()
             # A kernel that finds all its flags raised already never looks at the abort word.
             aborted = self._native.proxy.rr_proxy_abort_word(self._proxy) != 0
@@ -248,7 +226,12 @@ class Session:
             refusal = self._native.kernels.rr_cpu_refusal(ct.byref(op))
             raise RoceRingError("refused", refusal.decode() if refusal else "the kernel could not have its threads")
         if result == CPU_FAILED:
-            self.check(wait_s=1.0)
+            try:
+                self.check(wait_s=1.0)
+            except SessionAborted as aborted:
+                if aborted.code in ("op_mismatch", "protocol"):
+                    raise aborted.with_detail(f"rank {self.rank} ran {describe_op(op)}") from None
+                raise
             raise SessionAborted("internal", f"a wait failed on rank {self.rank} and nobody said why", "report this")
 
     def _closed(self) -> RoceRingError:
@@ -270,108 +253,11 @@ class Session:
             if time.monotonic() >= deadline:
                 return
             time.sleep(0.002)
-        raise self.verdict(word)
+        raise verdict(word, self.rank, self.control.abort_note)
 
-    def verdict(self, word: int) -> SessionAborted:
-        """The exception that an abort word stands for; every rank gets the same words but for its own number."""
-        reason, culprit, seq = word & 0xFF, word >> 8 & 0xFF, word >> 32
-        kind = self._native.errors.get(reason) or self._native.errors[10]
-        who = None if culprit == NOBODY else culprit
-        sentence = kind.meaning if who is None else f"rank {who}: {kind.meaning}"
-        if kind.name in ("OP_MISMATCH", "PROTOCOL"):  # either may be the odd one out: nobody is blamed
-            pair = sorted({culprit, word >> 24 & 0xFF})
-            sentence, who = f"ranks {' and '.join(map(str, pair))} disagree: {kind.meaning}", None
-        if self._abort_note:
-            sentence += f" ({self._abort_note})"
-        cls = {"PEER_DEAD": PeerDead, "PEER_CLOSED": PeerClosed, "PEER_TIMEOUT": PeerTimeout}.get(
-            kind.name, SessionAborted
-        )
-        return cls(kind.name.lower(), f"{sentence}; seen by rank {self.rank} at operation {seq}", kind.hint, who)
+    # ---- what the control asks of the proxy ----
 
-    # ---- events ----
-
-    def _pump_events(self) -> None:
-        """Turns the proxy's events into log lines and into what watchers see."""
-        room = (Event * 32)()
-        after = 0
-        while True:
-            last = self._stop_pump.wait(_PUMP_S)
-            n = int(self._native.proxy.rr_proxy_events(self._proxy, after, room, len(room)))
-            for event in list(room)[:n]:
-                after = int(event.index)
-                self._tell(event)
-            state = self.state().state
-            if state != self._state_seen:
-                self._state_seen = state
-                self._add_event(EventKind.STATE, f"state is {state}")
-            if last and n == 0:
-                return
-
-    def _tell(self, event: Event) -> None:
-        kind, peer, seq = EVENT_KINDS[event.kind], int(event.peer), int(event.seq)
-        seconds = event.ms / 1000
-        level = logging.WARNING
-        if kind == "LATE":
-            text = (
-                f"rank {peer} is late: rank {self.rank} has waited {seconds:.1f} s for its flag "
-                f"(operation {seq}, phase {event.phase}, path {event.path})"
-            )
-            if event.root != peer:
-                text += f"; the chain of waits ends at rank {event.root}"
-        elif kind == "RESOLVED":
-            text = f"rank {peer} came after {seconds:.1f} s"
-        elif kind == "ABORT":
-            text = str(self.verdict(self.abort_word()))
-            level = logging.ERROR
-        elif kind == "CLOSED":
-            text = f"rank {peer} closed its session"
-            level = logging.INFO
-        elif kind == "LOOP_GAP":
-            text = f"the proxy thread of rank {self.rank} was not scheduled for {seconds:.1f} s"
-        else:
-            text = f"path {event.path} to rank {peer} changed: {self._native.errors[int(event.reason)].meaning}"
-        log.log(level, "%s", text)
-        self._add_event(EventKind(kind), text, peer, seq)
-
-    def _add_event(self, kind: EventKind, text: str, peer: int | None = None, seq: int | None = None) -> None:
-        with self._new_event:
-            self._event_count += 1
-            self._events.append(RankEvent(self._event_count, time.time(), kind, text, peer, seq))
-            self._new_event.notify_all()
-
-    # ---- RankControl: what the control server may ask ----
-
-    def info(self) -> RankInfo:
-        def names(peer: int) -> tuple[str, ...]:
-            ways = self.topology.paths[peer]
-            if self.provider == "shm":
-                return tuple("shm" for _ in ways)
-            return tuple(self.topology.hcas[way.hca] for way in ways)
-
-        return RankInfo(
-            session_name=self.settings.name,
-            session_id=self.session_id.hex(),
-            rank=self.rank,
-            world=self.world,
-            pid=os.getpid(),
-            host=self.hosts[self.rank],
-            version=__version__,
-            wire_version=self._native.wire_version,
-            layout_hash=f"{self.layout_hash:016x}",
-            plan_hash=self.topology.plan_hash,
-            settings_hash=self.settings.hash(),
-            provider=self.provider,
-            memory_kind="shared memory" if self.provider == "shm" else "registered host memory",
-            arrival_mode="polled flag",
-            litmus_verdict="not needed" if self.provider == "shm" else "not run",
-            mode=self.settings.mode,
-            capacity_bytes=self.settings.max_bytes,
-            gather_capacity_bytes=self.settings.gather_bytes,
-            started_unix_s=self.started_unix_s,
-            peers=tuple(PeerInfo(p, self.hosts[p], names(p)) for p in range(self.world) if p != self.rank),
-        )
-
-    def _read_stats(self) -> Stats:
+    def read_stats(self) -> Stats:
         out = Stats()
         with self._life:
             if self._proxy is not None:
@@ -380,104 +266,22 @@ class Session:
                 out.state = STATES.index("CLOSED")
         return out
 
-    def state(self) -> RankState:
-        raw = self._read_stats()
-        waiting = tuple(p for p in range(self.world) if raw.waiting >> p & 1)
-        if raw.abort_word:
-            verdict = self.verdict(int(raw.abort_word))
-            return RankState(SessionState.ABORTED, str(verdict), verdict.culprit, int(raw.abort_word) >> 32, waiting)
-        state = SessionState(STATES[raw.state])
-        if state == SessionState.RUNNING and self._drained.is_set():
-            state = SessionState.DRAINING
-        reason = f"waiting for rank {', '.join(map(str, waiting))}" if waiting else ""
-        return RankState(state, reason, None, int(raw.seq_done), waiting)
+    def read_events(self, after: int, room: Array[Event]) -> int:
+        """Fills `room` with the proxy's events above index `after`; returns how many. Only while the proxy is there."""
+        return int(self._native.proxy.rr_proxy_events(self._proxy, after, room, len(room)))
 
-    def stats(self) -> RankStats:
-        raw = self._read_stats()
-        return RankStats(
-            ops_posted=raw.ops,
-            commands_consumed=raw.commands,
-            writes_posted=raw.writes_posted,
-            writes_completed=raw.writes_completed,
-            bytes_written=raw.bytes_written,
-            window_stalls=raw.window_stalls,
-            queue_stalls=raw.queue_stalls,
-            empty_polls=raw.empty_polls,
-            naps=raw.naps,
-            asleep_share=raw.commands_asleep / raw.commands if raw.commands else 0.0,
-            idle_spins=raw.idle_spins,
-            nap_us=raw.nap_us,
-            yields=bool(getattr(raw, "yield")),
-            late_reports=raw.late_reports,
-            longest_late_ms=raw.longest_late_ms,
-            longest_loop_gap_us=raw.longest_loop_gap_us,
-            events_lost=raw.events_lost,
-            stale_completions=raw.stale_completions,
-            last_seq_posted=raw.seq_posted,
-            last_seq_completed=raw.seq_completed,
-            peers=tuple(
-                PeerStats(
-                    p,
-                    tuple(
-                        PathStats(
-                            f"path {i}" if self.provider == "shm" else self.topology.hcas[way.hca],
-                            raw.path[p][i].writes,
-                            raw.path[p][i].completions,
-                            raw.path[p][i].bytes,
-                            raw.path[p][i].errors,
-                        )
-                        for i, way in enumerate(ways)
-                    ),
-                )
-                for p, ways in enumerate(self.topology.paths)
-                if p != self.rank
-            ),
-            memory=self.memory(),
-        )
-
-    def memory(self) -> tuple[MemoryPart, ...]:
-        """The region's parts in bytes, in the layout's order; their sum is the region."""
-        at = self.layout
-        marks = [
-            ("header", 0), ("command ring", at.commands), ("abort, kernel and progress lines", at.abort),
-            ("notices and waits", at.notices), ("flags", at.flags), ("flight recorder", at.records),
-            ("send slots", at.send), ("receive slots", at.recv), ("", at.region_bytes),
-        ]  # fmt: skip
-        return tuple(MemoryPart(name, end - begin) for (name, begin), (_, end) in pairwise(marks))
-
-    def set_idle(self, idle_spins: int | None, nap_us: int | None) -> IdlePolicy:
-        raw = self._read_stats()
-        spins = raw.idle_spins if idle_spins is None else idle_spins
-        nap = raw.nap_us if nap_us is None else nap_us
+    def set_idle(self, idle_spins: int, nap_us: int) -> None:
         with self._life:
             if self._proxy is None:
                 raise self._closed()
-            if self._native.proxy.rr_proxy_set_idle(self._proxy, spins, nap) != 0:
-                raise RoceRingError("config", f"nap_us is {nap}, expected 1 to 1000")
-        self._add_event(EventKind.IDLE_POLICY, f"idle policy is idle_spins {spins}, nap_us {nap}")
-        return IdlePolicy(int(spins), int(nap))
+            if self._native.proxy.rr_proxy_set_idle(self._proxy, idle_spins, nap_us) != 0:
+                raise RoceRingError("config", f"nap_us is {nap_us}, expected 1 to 1000")
 
-    def abort(self, reason: str) -> None:
-        if not self.abort_word():
-            self._abort_note = reason
+    def abort(self) -> None:
+        """Ends the session on all ranks, naming this one."""
         with self._life:
             if self._proxy is not None:
-                self._native.proxy.rr_proxy_abort(self._proxy, 4, self.rank)
-
-    def drain(self, timeout_s: float) -> bool:
-        self._drained.set()
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
-            raw = self._read_stats()
-            if raw.seq_started == raw.seq_done and raw.writes_posted == raw.writes_completed:
-                return True
-            time.sleep(0.005)
-        return False
-
-    def events(self, after: int, timeout_s: float) -> list[RankEvent]:
-        with self._new_event:
-            self._new_event.wait_for(lambda: self._event_count > after or self._stop_pump.is_set(), timeout_s)
-            return [event for event in self._events if event.index > after]
+                self._native.proxy.rr_proxy_abort(self._proxy, _ABORTED_BY_USER, self.rank)
 
     # ---- going down ----
 
@@ -488,21 +292,17 @@ class Session:
         if server is not None:
             server.close()  # type: ignore[attr-defined]
         if not self._lock.acquire(timeout=timeout_s + 1.0):
-            self.abort("the session was closed in the middle of an operation")
+            self.control.abort("the session was closed in the middle of an operation")
             self._lock.acquire()
         try:
             if self._proxy is None:
                 return
             self._native.proxy.rr_proxy_stop(self._proxy, round(timeout_s * 1000))
-            self._stop_pump.set()
-            if self._pump is not None and self._pump is not threading.current_thread():
-                self._pump.join(2.0)
+            self.control.stop()
             with self._life:
                 self._final_word = int(self._native.proxy.rr_proxy_abort_word(self._proxy))
                 proxy, self._proxy = self._proxy, None
                 self._native.proxy.rr_proxy_destroy(proxy)
-            with self._new_event:
-                self._new_event.notify_all()
         finally:
             self._lock.release()
 

@@ -51,6 +51,8 @@ def _name(dtype: np.dtype[Any]) -> str:
 def describe(x: Any) -> Tensor:
     """Raises UnsupportedError for anything but a numpy array of numbers or a dense torch tensor."""
     if isinstance(x, np.ndarray):
+        if type(x) is not np.ndarray and isinstance(x, np.ma.MaskedArray):
+            raise UnsupportedError("got a masked array, whose mask would be lost", "pass x.filled(0)")
         name = _NUMPY_NAMES.get(x.dtype) or _name(x.dtype)
         if name == "uint16" and isinstance(x, Bfloat16Bits):
             name = "bfloat16"

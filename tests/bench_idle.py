@@ -34,7 +34,7 @@ def rank_main(rank: int, world: int, directory: str, seconds: float, answers: An
         before, began = cpu_seconds(), time.monotonic()
         time.sleep(seconds)
         share = (cpu_seconds() - before) / (time.monotonic() - began)
-        stats = communicator.session.stats()
+        stats = communicator.session.control.stats()
         answers.put((world, rank, share, stats.idle_spins, stats.yields))
         communicator.all_reduce(np.ones(1, np.float32))  # nobody leaves while others still measure
 

@@ -142,7 +142,7 @@ def _measure(
 
 def _facts(communicator: AllReduce) -> RankFacts:
     session = communicator.session
-    stats = session.stats()
+    stats = session.control.stats()
     return RankFacts(
         rank=communicator.rank,
         host=socket.gethostname(),

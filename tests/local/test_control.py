@@ -179,7 +179,7 @@ def watched(me: Rank) -> None:
         time.sleep(0.1)  # events are handed over every 50 ms
         me.say("ready")
         me.wait()
-        ar.session.abort("over")
+        ar.session.control.abort("over")
         time.sleep(0.5)
 
 

@@ -149,6 +149,7 @@ ODD_CALLS: dict[str, Call] = {
     "same bytes, other dtype": lambda ar, n: ar.all_reduce(np.ones(2 * n, np.float16)),
     "other mode": lambda ar, n: ar.all_reduce(np.ones(n, np.float32), mode="ring"),
     "all_gather": lambda ar, n: ar.all_gather(np.ones(n, np.float32)),
+    "same elements, other shape": lambda ar, n: ar.all_reduce(np.ones((2, n // 2), np.float32)),
     "reduce_scatter": lambda ar, n: ar.reduce_scatter(np.ones((4, n // 4), np.float32)),
 }
 
@@ -175,7 +176,24 @@ def test_ranks_that_call_different_collectives(start: Starter, call: str) -> Non
         assert "SessionAborted" in error.family, error.traceback
         assert error.code == "op_mismatch", error.message
         assert "the same collectives in the same order" in error.hint
+        assert "ran an all_" in error.message or "ran a reduce_scatter" in error.message, (
+            "what this rank ran is not said"
+        )
         assert error.culprit is None and re.match(rf"ranks (\d and {ODD_ONE}|{ODD_ONE} and \d) disagree", error.message)
+
+
+def gathers_another_dtype(me: Rank) -> None:
+    with me.communicator() as ar:
+        dtype = np.int32 if me.rank == ODD_ONE else np.float32
+        ar.all_gather(np.ones(10, dtype))
+        raise AssertionError("bytes of two dtypes were put side by side")
+
+
+def test_a_gather_of_two_dtypes_of_one_size(start: Starter) -> None:
+    """An all-gather only moves bytes, so nothing but the digest can notice that they mean different things."""
+    for error in start(gathers_another_dtype, 3).errors(allow=("ran another collective",)):
+        assert error.code == "op_mismatch", error.message
+        assert re.search(r"rank \d ran an all_gather of 1 row\(s\) of 40, 40, 40 bytes", error.message)
 
 
 def one_rank_does_more(me: Rank) -> None:

@@ -93,7 +93,7 @@ def memory(me: Rank) -> tuple[dict[str, int], int, int]:
             if "roce-ring-" in line:
                 low, high = (int(one, 16) for one in line.split()[0].split("-"))
                 mapped.append(high - low)
-        parts = {part.name: part.size_bytes for part in ar.session.memory()}
+        parts = {part.name: part.size_bytes for part in ar.session.control.memory()}
         return parts, int(ar.session.layout.region_bytes), sum(mapped)
 
 

@@ -51,7 +51,7 @@ def two_communicators(me: Rank) -> None:
             for n in range(50):
                 assert (tensor.all_reduce(np.full(1000, n, np.float32)) == n * me.world).all()
                 assert (expert.all_reduce(np.full(2000, -n, np.float32)) == -n * me.world).all()
-            expert.session.abort("only this one")
+            expert.session.control.abort("only this one")
             with pytest.raises(SessionAborted):  # noqa: PT012  # one of many
                 while True:
                     expert.all_reduce(np.ones(10, np.float32))
@@ -116,7 +116,7 @@ def watched_by_a_thread(me: Rank) -> int:
             nonlocal looks
             while not stop.is_set():
                 ar.check()
-                state, stats = ar.session.state(), ar.session.stats()
+                state, stats = ar.session.control.state(), ar.session.control.stats()
                 assert state.state == "RUNNING" and stats.last_seq_completed <= stats.last_seq_posted
                 looks += 1
 

@@ -35,15 +35,20 @@ MISTAKES: list[Wrong] = [
     ("other byte order", lambda ar: ar.all_reduce(np.ones(4, ">f4")), "dtype >f4"),
     ("a column", lambda ar: ar.all_reduce(f32(4, 4)[:, 1]), "not contiguous"),
     ("Fortran order", lambda ar: ar.all_reduce(np.asfortranarray(f32(4, 3))), "not contiguous"),
-    ("too large", lambda ar: ar.all_reduce(f32(1025)), "4100 bytes, expected 1 to 4096"),
-    ("empty", lambda ar: ar.all_reduce(f32(0)), "0 bytes, expected 1 to 4096"),
+    ("too large", lambda ar: ar.all_reduce(f32(1025)), "has 4100 bytes, at most 4096 are taken"),
+    ("empty", lambda ar: ar.all_reduce(f32(0)), "all_reduce: the tensor is empty"),
+    ("masked", lambda ar: ar.all_reduce(np.ma.masked_less(f32(4), 2)), "got a masked array, whose mask would be lost"),
     ("a list", lambda ar: ar.all_reduce([1.0, 2.0]), "got a list, expected a numpy array or a torch tensor"),
     ("None", lambda ar: ar.all_reduce(None), "got a NoneType"),
-    ("out of another shape", lambda ar: ar.all_reduce(f32(8), f32(2, 4)), "out is float32[2, 4]"),
-    ("out of another dtype", lambda ar: ar.all_reduce(f32(8), np.ones(8, np.float16)), "out is float16[8]"),
+    ("out of another shape", lambda ar: ar.all_reduce(f32(8), f32(2, 4)), "out is a float32[2, 4]"),
+    ("out of another dtype", lambda ar: ar.all_reduce(f32(8), np.ones(8, np.float16)), "out is a float16[8]"),
     ("a list as out", lambda ar: ar.all_reduce(f32(8), [0.0] * 8), "got a list"),
-    ("out that may not be written", lambda ar: ar.all_reduce(f32(8), read_only()), "writable float32[8]"),
-    ("out that is not contiguous", lambda ar: ar.all_reduce(f32(4), f32(4, 4)[:, 0]), "contiguous writable float32[4]"),
+    ("out that may not be written", lambda ar: ar.all_reduce(f32(8), read_only()), "out is a read-only float32[8]"),
+    (
+        "out that is not contiguous",
+        lambda ar: ar.all_reduce(f32(4), f32(4, 4)[:, 0]),
+        "out is a non-contiguous float32[4]",
+    ),
     ("out that overlaps x", lambda ar: ar.all_reduce((x := f32(9))[:8], x[1:]), "out overlaps x without being x"),
     ("a mode that does not exist", lambda ar: ar.all_reduce(f32(8), mode="rign"), "unknown mode 'rign'"),
     ("halving with 3 ranks", lambda ar: ar.all_reduce(f32(8), mode="halving"), "needs a world that is a power of two"),
@@ -52,6 +57,7 @@ MISTAKES: list[Wrong] = [
     ("gather along the middle", lambda ar: ar.all_gather(f32(2, 2, 2), dim=1), "dim is 1 of shape [2, 2, 2]"),
     ("gather of a number", lambda ar: ar.all_gather(np.array(1, np.float32)), "dim is 0 of shape []"),
     ("too few sizes", lambda ar: ar.all_gather(f32(2), sizes=[2, 2]), "expected 3 sizes"),
+    ("sizes that are no numbers", lambda ar: ar.all_gather(f32(2), sizes=["2", 2.0, None]), "do not fit"),
     ("sizes that are not mine", lambda ar: ar.all_gather(f32(2), sizes=[3, 3, 3]), "sizes [3, 3, 3] do not fit"),
     ("a shard that is too large", lambda ar: ar.all_gather(f32(2000)), "8000 bytes, expected 1 to 4096"),
     ("nobody has anything", lambda ar: ar.all_gather(f32(0)), "0 bytes, expected 1 to 4096"),
@@ -79,7 +85,7 @@ def make_every_mistake(me: Rank) -> list[tuple[str, str, str, str]]:
             assert ar.session.device_state.commands == before, f"{name}: bytes moved"
             x = f32(5)
             assert (ar.all_reduce(x) == me.world).all(), f"{name}: broken afterwards"
-        assert ar.session.state().state == "RUNNING"
+        assert ar.session.control.state().state == "RUNNING"
     return seen
 
 
@@ -143,7 +149,7 @@ def misuse(me: Rank) -> dict[str, tuple[str, str]]:
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert (ar.all_reduce(f32(3)) == me.world).all()
-    assert ar.session.state().state == "RUNNING"
+    assert ar.session.control.state().state == "RUNNING"
 
     ar.close()
     ar.close()

@@ -31,7 +31,7 @@ def reduce_until_told(me: Rank, mode: str, elements: int) -> dict[str, Any]:
                 me.say("running")
             if enders == me.world:
                 time.sleep(0.1)  # the proxy looks every few milliseconds
-                stats = ar.session.stats()
+                stats = ar.session.control.stats()
                 return {"operations": n, "late_reports": stats.late_reports, "longest_late_ms": stats.longest_late_ms}
 
 
