@@ -172,8 +172,8 @@ static void watch_kernel(rr_proxy *proxy, uint64_t now) {
     }
 }
 
-/* Time in which this process did not run (Ctrl-Z, a paused container, a debugger) counts against nobody: what peers sent
- * meanwhile is there, but this rank's kernel has not looked yet. */
+/* Time in which this process did not run (Ctrl-Z, a paused container, a debugger) counts against nobody: what peers
+ * sent meanwhile is there, but this rank's kernel has not looked yet. */
 static void excuse(rr_proxy *proxy, uint64_t ns) {
     for (uint32_t p = 0; p < proxy->config.world; p++) {
         proxy->wait_since_ns[p] += ns;
