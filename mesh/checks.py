@@ -15,6 +15,7 @@ from contextlib import suppress
 from .cables import Plug
 from .facts import Facts, Port, interface
 from .finding import Finding, finding
+from .limits import HAIRPIN_MAX
 
 MIN_NODES, MAX_NODES = 2, 16
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
@@ -23,6 +24,17 @@ _MAX_NETDEV = 15  # IFNAMSIZ - 1
 _MAX_RDMA = 63  # IB_DEVICE_NAME_MAX - 1
 _PCI = re.compile(r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]")
 _MAC = re.compile(r"([0-9a-f]{2}:){5}[0-9a-f]{2}")
+# this network, loopback, and from 224.0.0.0 on multicast, reserved and broadcast: no port is reached there
+_NO_HOSTS = tuple(map(ipaddress.IPv4Network, ("0.0.0.0/8", "127.0.0.0/8", "224.0.0.0/3")))
+_GID_ROWS = (0, 255, "verbs keep the index in one byte")
+_BOUNDS = {  # field -> smallest, largest, what says so
+    "mtu": (0, 9978, "maxmtu of mlx5 in 'ip -d link'"),
+    "roce_active_mtu": (256, 4096, "the smallest and largest RoCE MTU"),
+    "gid_index": _GID_ROWS,
+    "hairpin_num_queues": (1, 2**32 - 1, "a 32-bit devlink parameter"),
+    "hairpin_queue_size": (1, HAIRPIN_MAX, "what mlx5 accepts"),
+    "hairpin_configured": (1, HAIRPIN_MAX, "what mlx5 accepts"),
+}
 
 
 def check_facts(facts: Facts) -> Iterator[Finding]:
@@ -92,15 +104,13 @@ def _addresses(facts: Facts) -> Iterator[Finding]:
         if not 8 <= network.prefixlen <= 30:
             fix = "give each cable and plane its own subnet, customarily a /24"
             yield _bad(str(port), f"ipv4 {port.ipv4} has a /{network.prefixlen} prefix", "/8 to /30", fix)
-        elif (
-            address in (network.network_address, network.broadcast_address)
-            or address.is_multicast
-            or address.is_loopback
+        elif address in (network.network_address, network.broadcast_address) or any(
+            address in block for block in _NO_HOSTS
         ):
             yield _bad(
                 str(port),
                 f"ipv4 {port.ipv4} is no host address",
-                "an address of one host",
+                "one host's, not the network's own, broadcast, multicast, loopback or 0.x",
                 "use another address of the subnet",
             )
         if port.mac is None:
@@ -118,22 +128,36 @@ def _addresses(facts: Facts) -> Iterator[Finding]:
                 "six hexadecimal bytes, like 02:00:00:01:00:00",
                 "copy it from 'ip link'",
             )
+        elif int(port.mac[:2], 16) & 1 or not port.mac.strip("0:"):  # the first bit on the wire marks a group
+            expected = "the address of one port: not zero, multicast or broadcast"
+            yield _bad(str(port), f"mac {port.mac} is no port's", expected, "copy it from 'ip link'")
+
+
+def _numbers(facts: Facts) -> Iterator[Finding]:
+    for port in ports(facts):
+        values = [(field, getattr(port, field), bounds) for field, bounds in _BOUNDS.items()]
+        values += [("gids index", row.index, _GID_ROWS) for row in port.gids or ()]
+        for field, value, (low, high, reason) in values:
+            if value is not None and not low <= value <= high:
+                fix = f"correct '{field.split()[0]}'"
+                yield _bad(str(port), f"{field} {value}", f"{low} to {high} ({reason})", fix)
 
 
 def _duplicates(facts: Facts) -> Iterator[Finding]:
     by_host: dict[str, list[int]] = defaultdict(list)
     for node in facts:
-        by_host[node.host].append(node.rank)
+        by_host[node.host.lower()].append(node.rank)  # host names that differ only in case are one name
         for field in ("netdev", "rdma", "pci"):
             yield from _twice(node.ports, field, "duplicate-function", "each function listed once")
         yield from _same_place(node.ports)
-    for host, ranks in by_host.items():
+    for ranks in by_host.values():
         if len(ranks) > 1:
             where = " and ".join(f"node {rank}" for rank in ranks)
+            names = " and ".join(dict.fromkeys(facts[rank].host for rank in ranks))
             yield finding(
                 "duplicate-host",
                 where,
-                f"both are called {host}",
+                f"all are called {names}" + (", one name in another case" if " and " in names else ""),
                 "one name per node",
                 f"correct 'host' of node {ranks[-1]}",
             )
@@ -212,6 +236,7 @@ CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
     _node_count,
     _names,
     _addresses,
+    _numbers,
     _duplicates,
     _overlaps,
     _inventory_problems,

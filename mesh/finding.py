@@ -13,6 +13,7 @@ Severity = Literal["error", "warning", "note"]
 CODES: dict[str, tuple[Severity, str]] = {
     # the facts themselves
     "file-missing": ("error", "a facts or plan file cannot be read"),
+    "file-large": ("error", "a facts or plan file is larger than any ring needs"),
     "file-empty": ("error", "a facts or plan file holds nothing"),
     "file-not-yaml": ("error", "a facts or plan file is neither YAML nor JSON"),
     "unknown-field": ("error", "a field name the facts format does not know"),
@@ -71,13 +72,23 @@ class Finding(msgspec.Struct, frozen=True):
     expected: str
     fix: str
 
+    @property
+    def problem(self) -> str:
+        """The finding without its fix."""
+        return f"{self.severity} {self.code}: {self.where}: {self.seen}; expected {self.expected}"
+
     def __str__(self) -> str:
-        return f"{self.severity} {self.code}: {self.where}: {self.seen}; expected {self.expected}; fix: {self.fix}"
+        return f"{self.problem}; fix: {self.fix}"
 
 
 def finding(code: str, where: str, seen: str, expected: str, fix: str) -> Finding:
     """A finding whose severity comes from the list above; an unlisted code is a programming error (KeyError)."""
-    return Finding(code, CODES[code][0], where, seen, expected, fix)
+    return Finding(code, CODES[code][0], *map(_printable, (where, seen, expected, fix)))
+
+
+def _printable(text: str) -> str:
+    """``text`` on one line: what the user wrote may hold line ends, terminal codes or bytes that are no UTF-8."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 class Refused(Exception):

@@ -156,7 +156,7 @@ def _hairpin(port: Port) -> Iterator[Finding]:
         yield finding(
             "hairpin-unknown", str(port), "'hairpin_queue_size' is not given", "the queue size in effect", fix
         )
-    elif not 1 <= size <= HAIRPIN_MAX or size & (size - 1):
+    elif size & (size - 1):
         yield finding(
             "bad-value", str(port), f"hairpin_queue_size {size}", f"a power of two up to {HAIRPIN_MAX}", "correct it"
         )

@@ -8,7 +8,9 @@ Run here: ``roce-ring inventory`` or ``python mesh/inventory.py``.
 from __future__ import annotations
 
 import argparse
+import errno
 import json
+import os
 import re
 import socket
 import subprocess
@@ -211,14 +213,23 @@ def _number(path: Path) -> int | None:
 
 
 def main(argv: list[str] | None = None, prog: str | None = None) -> int:
-    """Print this machine's inventory. Exit status 1 if ``problems`` lists something that could not be read."""
+    """Print this machine's inventory. Exit status 1 if ``problems`` lists something, 2 if it cannot be printed."""
     parser = argparse.ArgumentParser(
         prog=prog, description="Print one machine's facts for the planner, as JSON. Changes nothing."
     )
     parser.add_argument("--host", default="", help="name to give the node (default: this machine's host name)")
     options = parser.parse_args(argv)
     facts = take(host=options.host)
-    print(json.dumps(facts, indent=2))
+    try:
+        if sys.stdout is None:  # what Python makes of a closed one
+            raise OSError(errno.EBADF, "it is closed")
+        print(json.dumps(facts, indent=2))
+        sys.stdout.flush()
+    except OSError as error:
+        if sys.stdout is not None:  # what is still buffered goes nowhere, or Python would fail on it when it ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(f"error: standard output cannot be written ({error.strerror})", file=sys.stderr)
+        return 2
     for problem in facts["problems"]:
         print(f"warning: {problem}", file=sys.stderr)
     return 1 if facts["problems"] else 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import os
 import re
 from collections.abc import Hashable
 from pathlib import Path
@@ -10,26 +12,42 @@ from typing import Any
 import msgspec
 import yaml
 
+from .checks import MAX_NODES
 from .facts import Common, Facts, FactsFile, NodeEntry, resolve
 from .finding import Finding, Refused, finding
 from .model import SCHEMA, Plan, plan_hash
 from .strict import convert, suggest
 
 _SUFFIXES = (".json", ".yaml", ".yml")
+PLAN_FILE, FACTS_FILE = "plan.json", "facts.json"  # in a directory that --out wrote
+MOST_BYTES = 1 << 20  # the plan of sixteen nodes is half as large as JSON, and more would take long to parse
 _BASE: Any = getattr(
     yaml, "CSafeLoader", yaml.SafeLoader
 )  # the C parser is about ten times faster; not every wheel has it
 
 
 class _Loader(_BASE):  # type: ignore[misc]
-    """Safe YAML that refuses a key written twice (PyYAML keeps the last one silently)."""
+    """Safe YAML that refuses a key written twice (PyYAML keeps the last one silently) and places every bad value."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> object:
+        try:
+            return super().construct_object(node, deep=True)  # deep: what is inside fails here and not later
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+            # PyYAML lets through what int(), float() and date() raise: '0b_', 5000 digits, the 45th of a month
+            shown = repr(node.value[:60]) if isinstance(node, yaml.ScalarNode) else "this"
+            raise yaml.constructor.ConstructorError(
+                None, None, f"{shown} is not a value of the kind it looks like", node.start_mark
+            ) from None
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: dict[Hashable, int] = {}
         for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                problem = "'<<' is not read here; put shared values under 'common'"
+                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
             key = self.construct_object(key_node, deep=True)
             line = key_node.start_mark.line + 1
-            if isinstance(key, Hashable) and key in seen and key != "<<":
+            if isinstance(key, Hashable) and key in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"key '{key}' is written twice (first on line {seen[key]})", key_node.start_mark
                 )
@@ -42,17 +60,20 @@ class _Loader(_BASE):  # type: ignore[misc]
 def load_facts(path: Path, order: tuple[str, ...] = ()) -> Facts:
     """Facts from ``path``, ranks numbered as listed (a directory: by file name) or by ``order`` (host names).
 
+    A directory that ``--out`` wrote gives the facts that its plan was made from.
     Raises :class:`Refused` with every problem of every file.
     """
-    nodes, common = _load_directory(path) if path.is_dir() else _load_file(path)
+    if os.path.isfile(path / PLAN_FILE):  # noqa: PTH113 (as in _is_directory)
+        path = path / FACTS_FILE
+    nodes, common = _load_directory(path) if _is_directory(path) else _load_file(path)
     return resolve(put_in_order(nodes, order), common)
 
 
 def put_in_order(nodes: tuple[NodeEntry, ...], order: tuple[str, ...]) -> tuple[NodeEntry, ...]:
     """``nodes`` sorted so that rank r is the node called ``order[r]``; an empty order keeps them as they are."""
-    if not order:
-        return nodes
     by_host = {node.host: node for node in nodes}
+    if not order or not nodes or len(by_host) < len(nodes):  # the checks say what is wrong with such nodes
+        return nodes
     problems: list[Finding] = []
     for host in order:
         if host not in by_host:
@@ -80,29 +101,23 @@ def read_document(path: Path) -> object:
     """The parsed content of a YAML or JSON file; every way it can fail is a finding."""
     where = str(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
     except OSError as error:
-        near = (
-            [entry.name for entry in path.parent.iterdir() if entry.suffix in _SUFFIXES] if path.parent.is_dir() else []
-        )
-        fix = f"in {path.parent}: {suggest(path.name, near)}" if near else "check the path"
-        raise Refused(
-            [
-                finding(
-                    "file-missing",
-                    where,
-                    f"cannot be read ({error.strerror})",
-                    "a YAML or JSON file, or a directory of them",
-                    fix,
-                )
-            ]
-        ) from None
+        raise Refused([_missing(path, error)]) from None
+    if len(content) > MOST_BYTES:
+        expected = f"at most {MOST_BYTES} bytes, more than sixteen nodes need"
+        raise Refused([finding("file-large", where, "the file is larger", expected, "name a facts file")])
+    try:
+        text = content.decode("utf-8")
     except UnicodeDecodeError:
         raise Refused([_not_yaml(where, "is not UTF-8 text", "save the file as UTF-8 text")]) from None
     try:
         raw: object = yaml.load(text, Loader=_Loader)  # noqa: S506 (a subclass of the safe loader)
     except yaml.YAMLError as error:
-        raise Refused([_not_yaml(where, _yaml_reason(error), "correct the file at that place")]) from None
+        raise Refused([_not_yaml(where, _yaml_reason(error, text), "correct the file at that place")]) from None
+    except RecursionError:
+        raise Refused([_not_yaml(where, "is nested too deeply", "write facts as in mesh/examples")]) from None
     if raw is None:
         fix = "start from a file in mesh/examples, or write one with 'roce-ring inventory'"
         raise Refused([finding("file-empty", where, "the file holds nothing", "a mapping with 'nodes'", fix)])
@@ -110,7 +125,9 @@ def read_document(path: Path) -> object:
 
 
 def load_plan(path: Path) -> Plan:
-    """A plan written by ``--out``; raises :class:`Refused` if it is none, of another schema, or was edited."""
+    """A plan that ``--out`` wrote, or that directory; :class:`Refused` if it is none, of another schema, or edited."""
+    if _is_directory(path):
+        path = path / PLAN_FILE
     raw = read_document(path)
     schema = raw.get("schema") if isinstance(raw, dict) else None
     fix = "name the plan.json or plan.yaml that --out wrote, or write it again with this version"
@@ -139,11 +156,17 @@ def _load_file(path: Path) -> tuple[tuple[NodeEntry, ...], Common]:
 
 
 def _load_directory(path: Path) -> tuple[tuple[NodeEntry, ...], Common]:
-    files = sorted((entry for entry in path.iterdir() if entry.suffix in _SUFFIXES), key=_natural)
+    try:
+        files = sorted((entry for entry in path.iterdir() if entry.suffix in _SUFFIXES), key=_natural)
+    except OSError as error:
+        raise Refused([_missing(path, error)]) from None
     if not files:
         expected = "one JSON or YAML file per node"
         fix = "write each with 'roce-ring inventory > HOST.json' on its node, or use --ssh HOST..."
         raise Refused([finding("file-missing", str(path), "the directory has no facts", expected, fix)])
+    if len(files) > MAX_NODES:
+        fix = "keep one file per node of the ring there, and nothing else"
+        raise Refused([finding("node-count", str(path), f"{len(files)} files", f"at most {MAX_NODES}", fix)])
     nodes, problems = [], []
     for file in files:
         try:
@@ -160,6 +183,13 @@ def _unknown_netdevs(nodes: tuple[NodeEntry, ...] | list[NodeEntry], common: Com
     problems = []
     for node in nodes:
         known = [port.netdev for port in node.ports or common.ports]
+        if not known and (node.ipv4 or node.mac):
+            fix = "copy 'ports' from mesh/examples, or take the facts with 'roce-ring inventory'"
+            expected = "the network functions, under 'common' or on the node"
+            problems.append(
+                finding("missing-field", f"{where} ({node.host})", "no 'ports' are given", expected, fix),
+            )
+            continue
         for field, addresses in (("ipv4", node.ipv4), ("mac", node.mac)):
             for netdev in addresses:
                 if netdev not in known:
@@ -185,7 +215,32 @@ def _not_yaml(where: str, seen: str, fix: str) -> Finding:
     return finding("file-not-yaml", where, seen, "YAML or JSON", fix)
 
 
-def _yaml_reason(error: yaml.YAMLError) -> str:
+def _yaml_reason(error: yaml.YAMLError, text: str) -> str:
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
-        return f"line {error.problem_mark.line + 1}, column {error.problem_mark.column + 1}: {error.problem}"
-    return str(error).replace("\n", " ")
+        line, column = error.problem_mark.line, error.problem_mark.column
+        rest = "".join(text.split("\n")[line : line + 1])[column:]  # nothing where YAML counts other line ends too
+        problem = "a tab, where YAML takes blanks only" if rest.startswith("\t") else error.problem
+        return f"line {line + 1}, column {column + 1}: {problem}"
+    return " ".join(str(error).split())
+
+
+def _is_directory(path: Path) -> bool:
+    return os.path.isdir(path)  # noqa: PTH112 (Path.is_dir raises where a directory on the way is closed to us)
+
+
+def _missing(path: Path, error: OSError) -> Finding:
+    seen = f"cannot be read ({error.strerror})"
+    return finding("file-missing", str(path), seen, "a readable YAML or JSON file", _near(path))
+
+
+def _near(path: Path) -> str:
+    """A fix for a path that cannot be read: the name most like the first part of it that does not exist."""
+    for part in (*reversed(path.parents), path):
+        try:
+            names = {entry.name for entry in part.parent.iterdir()}
+        except OSError:
+            break
+        if part.name and part.name not in names:
+            near = difflib.get_close_matches(part.name, sorted(names), n=1)
+            return f"in {part.parent}: did you mean '{near[0]}'?" if near else f"check the path: there is no {part}"
+    return "check the path and its permissions"

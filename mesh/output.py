@@ -14,13 +14,11 @@ import yaml
 from .commands import down, up
 from .facts import Facts, Node, PortEntry
 from .finding import Finding
+from .loading import FACTS_FILE, PLAN_FILE
 from .model import Plan
 from .picture import svg
 from .report import summary
 from .text import CONSUMERS, variables
-
-_OURS = "plan.json"
-
 
 # Values hold ';' and are not quoted, because docker would keep the quotes. A shell that sources the file cuts them.
 _ENV_HEAD = "# for docker --env-file and systemd EnvironmentFile=; in a shell: env $(grep -v '^#' THIS_FILE) COMMAND"
@@ -33,18 +31,13 @@ class CannotWrite(Exception):
 def write(directory: Path, plan: Plan, facts: Facts, findings: Sequence[Finding]) -> None:
     """Replace ``directory`` by the plan's files, or raise :class:`CannotWrite` and leave everything as it was."""
     directory = directory.absolute()
-    if directory.exists() and not directory.is_dir():
-        raise CannotWrite(f"{directory} is a file; name a directory for --out")
-    if directory.is_dir() and any(directory.iterdir()) and not (directory / _OURS).is_file():
-        raise CannotWrite(
-            f"{directory} holds files that are not a plan's and would be lost; name a new or empty directory for --out"
-        )
     try:
+        _refuse_to_lose(directory)
         directory.parent.mkdir(parents=True, exist_ok=True)
         fresh = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
     except OSError as error:
         raise CannotWrite(
-            f"{directory.parent} cannot be written ({error.strerror}); name a directory you may write"
+            f"{error.filename or directory.parent} cannot be written ({error.strerror}); name a directory you may write"
         ) from error
     try:
         fresh.chmod(0o755)
@@ -56,13 +49,22 @@ def write(directory: Path, plan: Plan, facts: Facts, findings: Sequence[Finding]
         shutil.rmtree(fresh, ignore_errors=True)
 
 
+def _refuse_to_lose(directory: Path) -> None:
+    if directory.exists() and not directory.is_dir():
+        raise CannotWrite(f"{directory} is a file; name a directory for --out")
+    if directory.is_dir() and any(directory.iterdir()) and not (directory / PLAN_FILE).is_file():
+        raise CannotWrite(
+            f"{directory} holds files that are not a plan's and would be lost; name a new or empty directory for --out"
+        )
+
+
 def _fill(root: Path, plan: Plan, facts: Facts, findings: Sequence[Finding]) -> None:
     files: dict[str, str] = {
-        _OURS: _json(plan),
+        PLAN_FILE: _json(plan),
         "plan.yaml": yaml.safe_dump(msgspec.to_builtins(plan), sort_keys=False, width=120),
         "ring.svg": svg(plan),
         "summary.txt": _lines(summary(plan, findings)),
-        "facts.json": _json({"nodes": [_entry(node) for node in facts]}),
+        FACTS_FILE: _json({"nodes": [_entry(node) for node in facts]}),
     }
     for node in plan.nodes:
         files[f"nodes/{node.host}/node.json"] = _json(node)

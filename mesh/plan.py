@@ -36,6 +36,7 @@ from .text import environment
 
 SCHEMA = "roce-ring/plan/v1"
 OK, WRONG, COULD_NOT_LOOK, INTERRUPTED = 0, 1, 2, 130
+MAX_SSH_TIMEOUT_S = 3600  # an hour; larger numbers overflow in the operating system
 _NOT_LOOKED = {"file-missing"}  # findings that mean there was nothing to judge
 
 
@@ -53,7 +54,7 @@ def parser(prog: str | None = None) -> argparse.ArgumentParser:
     add("--tp-order", metavar="HOST,...", help="tensor-parallel order, rank 0 first (default: as listed)")
     add("--propose-order", action="store_true", help="print the order with the fewest relays between ranks, and stop")
     add("--dry-run", action="store_true", help="print the exact commands for every node, up and down")
-    add("--diff", type=Path, metavar="PLAN", help="print what changes against a plan written by --out; status 1 if any")
+    add("--diff", type=Path, metavar="PLAN", help="print what changes against what --out wrote; status 1 if any")
     add("--out", type=Path, metavar="DIR", help="write plan, per-node files, environment files and picture to DIR")
     add("--json", action="store_true", help="print one JSON document instead of text")
     return options
@@ -65,12 +66,27 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
     chosen = options.parse_args(argv)
     if (chosen.facts is None) == (chosen.ssh is None):
         options.error("give either FACTS or --ssh HOST...")
-    if chosen.ssh_timeout <= 0:
-        options.error("--ssh-timeout must be more than 0 seconds")
+    if not 0 < chosen.ssh_timeout <= MAX_SSH_TIMEOUT_S:
+        options.error(f"--ssh-timeout must be more than 0 and at most {MAX_SSH_TIMEOUT_S} seconds")
+    if chosen.tp_order is not None and "" in _order(chosen):
+        options.error("--tp-order must name every host, separated by commas, like s1,s4,s3,s2")
     try:
-        status = _run(chosen)
-        sys.stdout.flush()
-        return status
+        return _answer(chosen)
+    except output.CannotWrite as failed:
+        _error(str(failed))
+    except BrokenPipeError:  # the reader (head, less) has seen enough
+        _drop_output()
+        return OK
+    except KeyboardInterrupt:
+        _error("interrupted; nothing was changed")
+        return INTERRUPTED
+    return COULD_NOT_LOOK
+
+
+def _answer(chosen: argparse.Namespace) -> int:
+    """Print the plan or why there is none."""
+    try:
+        return _run(chosen)
     except Refused as refused:
         _refuse(refused.findings, as_json=chosen.json)
         return COULD_NOT_LOOK if {item.code for item in refused.findings} <= _NOT_LOOKED else WRONG
@@ -78,14 +94,6 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
         if chosen.json:
             _emit({"schema": SCHEMA, "plan": None, "findings": [], "failures": failed.failures})
         _error(f"could not ask {len(failed.failures)} of {len(chosen.ssh)} host(s):", *failed.failures)
-    except output.CannotWrite as failed:
-        _error(str(failed))
-    except BrokenPipeError:  # the reader (head, less) has seen enough; nothing may be flushed to it at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return OK
-    except KeyboardInterrupt:
-        _error("interrupted; nothing was changed")
-        return INTERRUPTED
     return COULD_NOT_LOOK
 
 
@@ -106,18 +114,21 @@ def _run(chosen: argparse.Namespace) -> int:
 
 
 def _facts(chosen: argparse.Namespace) -> Facts:
-    order = tuple(host.strip() for host in chosen.tp_order.split(",")) if chosen.tp_order is not None else ()
+    order = _order(chosen)
     if chosen.ssh is None:
         return load_facts(chosen.facts, order)
     print(f"asking {', '.join(chosen.ssh)} ...", file=sys.stderr)
     return resolve(put_in_order(ssh.take_all(chosen.ssh, chosen.ssh_timeout), order), Common())
 
 
+def _order(chosen: argparse.Namespace) -> tuple[str, ...]:
+    return tuple(host.strip() for host in chosen.tp_order.split(",")) if chosen.tp_order is not None else ()
+
+
 def _print_text(
     plan: Plan, findings: Sequence[Finding], changes: Sequence[str] | None, chosen: argparse.Namespace
 ) -> None:
-    _print(report.summary(plan, findings))
-    print()
+    _print([*report.summary(plan, findings), ""])
     if changes is not None:
         _print(
             [f"changes against {chosen.diff}:", *changes, ""] if changes else [f"no change against {chosen.diff}", ""]
@@ -125,9 +136,8 @@ def _print_text(
     if chosen.dry_run:
         _print(report.commands(plan))
     lines = environment(plan)
-    print(
-        f"environment, {'one line' if len(lines['sglang']) == 1 else 'one line per rank'} each for {', '.join(lines)}:"
-    )
+    each = "one line" if len(lines["sglang"]) == 1 else "one line per rank"
+    _print([f"environment, {each} each for {', '.join(lines)}:"])
     for found in lines.values():
         _print(found)
 
@@ -162,12 +172,27 @@ def _refuse(findings: Sequence[Finding], as_json: bool) -> None:
 
 
 def _emit(document: object) -> None:
-    print(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
+    _print([msgspec.json.format(msgspec.json.encode(document), indent=2).decode()])
 
 
 def _print(lines: Iterable[str]) -> None:
-    for line in lines:
-        print(line)
+    """Write to standard output at once, so that a disk that is full is noticed here and not when Python ends."""
+    if sys.stdout is None:  # what Python makes of a closed one
+        raise output.CannotWrite("standard output is closed, so there is nowhere to print to")
+    try:
+        for line in lines:
+            print(line)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _drop_output()
+        raise output.CannotWrite(f"standard output cannot be written ({error.strerror})") from error
+
+
+def _drop_output() -> None:
+    """Send what is still buffered nowhere, or Python would fail once more on it when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _error(*lines: str) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from . import checks, functions, repair, ring
 from .cables import Cable, Plug
-from .facts import Facts, Port
+from .facts import Facts, Port, interface
 from .finding import Finding, finding, raise_errors
 from .functions import matching_gid
 from .limits import HAIRPIN_MAX, busiest_load, limits
@@ -48,8 +49,24 @@ def _with_best_fix(hosts: Sequence[str], plugs: Sequence[Plug], problems: Sequen
     cages = {plug.cage for plug in plugs if plug.network}
     changes = repair.smallest_changes(hosts, plugs, complete=len(cages) == 2 * len(hosts))
     together = "; then ".join(changes) + "; nothing else has to change"
+    asked = _is_a_node_missing(plugs)
     for problem in problems:
-        yield finding(problem.code, problem.where, problem.seen, problem.expected, together if changes else problem.fix)
+        fix = asked + (together if changes else problem.fix)
+        yield finding(problem.code, problem.where, problem.seen, problem.expected, fix)
+
+
+def _is_a_node_missing(plugs: Sequence[Plug]) -> str:
+    """The question to ask before addresses are changed, or nothing if it is not likely.
+
+    A node left out of the list leaves its two neighbours each with a port that has no partner on any plane.
+    """
+    addressed = tuple(plug for plug in plugs if plug.network)
+    members = Counter(plug.network for plug in addressed)
+    paired = {plug.cage for plug in addressed if members[plug.network] > 1}
+    alone = dict.fromkeys(plug.host for plug in addressed if plug.cage not in paired)
+    if len(alone) < 2:
+        return ""
+    return f"is a node missing from the list, next to {' and '.join(alone)}? then add it; if not, "
 
 
 def _assemble(hosts: Sequence[str], ports: Sequence[Port], shape: ring.Ring, cables: Sequence[Cable]) -> Plan:
@@ -109,10 +126,8 @@ def _hcas(ports: Sequence[Port]) -> dict[tuple[int, int, int], Hca]:
         count[port.rank] = index + 1
         right = matching_gid(port)
         gid_index = right.index if right is not None else port.gid_index
-        assert (
-            port.ipv4 is not None and port.mac is not None and port.mtu is not None and gid_index is not None
-        )  # checked
-        address, mac = port.ipv4, port.mac.lower()
+        assert port.mac is not None and port.mtu is not None and gid_index is not None  # checked
+        address, mac = str(interface(port)), port.mac.lower()
         ends[port.rank, port.plane, port.port] = Hca(
             index, port.rdma, port.netdev, port.pci.lower(), port.plane, port.port, address, mac, port.mtu, gid_index
         )

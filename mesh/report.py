@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 
 import msgspec
 
@@ -98,10 +99,13 @@ def in_words(findings: Iterable[Finding]) -> Iterator[str]:
     groups: dict[tuple[str, str, str], list[Finding]] = {}
     for item in sorted(findings, key=lambda item: order[item.severity]):
         groups.setdefault((item.code, item.seen, item.expected), []).append(item)
-    lines = [_together(group) for group in groups.values()]
-    for number, item in enumerate(lines):
-        shared = number + 1 < len(lines) and lines[number + 1].fix == item.fix
-        yield str(msgspec.structs.replace(item, fix="the same as below") if shared else item)
+    for fix, neighbours in groupby(map(_together, groups.values()), key=lambda item: item.fix):
+        items = tuple(neighbours)
+        if len(items) == 1:
+            yield str(items[0])
+        else:
+            yield from (item.problem for item in items)
+            yield f"fix for these {len(items)}: {fix}"
 
 
 def _together(group: list[Finding]) -> Finding:

@@ -64,6 +64,7 @@ def _ask(host: str, timeout_s: float, program: Sequence[str]) -> dict[str, objec
             input=_INVENTORY.read_text(encoding="utf-8"),
             capture_output=True,
             text=True,
+            errors="replace",  # a login banner may be in any encoding
             timeout=timeout_s,
             check=False,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import reprlib
 import types
 import typing
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import msgspec
 from .finding import Finding, Refused, finding
 
 T = TypeVar("T", bound=msgspec.Struct)
+MOST_ITEMS = 256  # a GID table has at most as many rows, and nothing else in the facts is as long
 
 _KINDS = {str: "text", int: "a whole number", bool: "true or false", float: "a number"}
 # YAML 1.1 reads unquoted 12:34:56:01:02:03 as a base-60 integer and 0000:01:00.0 as a base-60 float.
@@ -54,6 +56,9 @@ def _check(raw: object, kind: Any, where: str, name: str) -> Iterator[Finding]:
         if not isinstance(raw, (list, tuple)):
             yield _wrong(raw, "a list", where, name)
             return
+        if len(raw) > MOST_ITEMS:
+            yield finding("bad-value", where, f"{len(raw)} items", f"at most {MOST_ITEMS}", "list each thing once")
+            return
         for number, item in enumerate(raw):
             yield from _check(item, typing.get_args(kind)[0], _item_name(where, number, item), name)
     elif origin is dict:
@@ -93,7 +98,9 @@ def _item_name(where: str, number: int, item: object) -> str:
 
 
 def _wrong(raw: object, expected: str, where: str, name: str) -> Finding:
-    seen = "nothing" if raw is None else f"{_describe(raw)} {str(raw)[:60]!r}".replace("\n", " ")
+    # reprlib looks at the first few items only: YAML aliases make a page of text into more than memory holds
+    shown = repr(raw[:60]) if isinstance(raw, str) else reprlib.repr(raw)[:60]
+    seen = "nothing" if raw is None else f"{_describe(raw)} {shown}"
     fix = f"write {expected} there"
     if expected == "text" and (name in _COLON_FIELDS) and isinstance(raw, (int, float)):
         fix = "put the value in quotes: unquoted, YAML reads digits with colons as a number"

@@ -71,6 +71,10 @@ def test_a_refusal_leaves_stdout_empty(capsys: pytest.CaptureFixture[str], tmp_p
         ([], 2),
         ([str(SAMPLE), "--ssh", "a"], 2),
         ([str(SAMPLE), "--tp-order", "s1"], 1),
+        ([str(SAMPLE), "--tp-order", ""], 2),
+        ([str(SAMPLE), "--tp-order", "s1,s2,s3,s4,"], 2),
+        (["--ssh", "s1", "s2", "--ssh-timeout", "nan"], 2),
+        (["--ssh", "s1", "s2", "--ssh-timeout", "1e300"], 2),
         ([str(SAMPLE), "--propose-order"], 0),
         ([str(SAMPLE), "--out", "/dev/null"], 2),
         ([str(SAMPLE), "--diff", "/no/such/plan"], 2),
@@ -117,13 +121,57 @@ def test_out_writes_everything_a_node_needs(tmp_path: Path, capsys: pytest.Captu
     assert plan == load_plan(out / "plan.yaml")
     assert plan_hash(plan) == plan.hash
     assert yaml.safe_load((out / "plan.yaml").read_text()) == json.loads((out / "plan.json").read_text())
-    values = (out / "nodes" / "s3" / "sglang.env").read_text().splitlines()
+    head, *values = (out / "nodes" / "s3" / "sglang.env").read_text().splitlines()
+    assert head.startswith("# ")
     assert " ".join(values) == SAMPLE_LINE
     assert "tc filter add" in (out / "nodes" / "s3" / "up.txt").read_text()
     assert ElementTree.parse(out / "ring.svg").getroot().tag.endswith("svg")
     assert make_plan(load_facts(out / "facts.json"))[0].hash == plan.hash
     assert not list(tmp_path.glob(".*"))
     capsys.readouterr()
+
+
+def test_the_environment_file_is_usable_as_its_first_line_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A shell that sources the file cuts values at ';' without a word; the way the file names keeps all of them."""
+    out = tmp_path / "plan"
+    main([str(SAMPLE), "--out", str(out)])
+    capsys.readouterr()
+    for file in (out / "nodes" / "s3").glob("*.env"):
+        head, *values = file.read_text().splitlines()
+        command = head.partition("in a shell: ")[2].replace("THIS_FILE", str(file)).replace("COMMAND", "env")
+        shown = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True).stdout.splitlines()
+        assert set(values) <= set(shown), file.name
+
+
+@pytest.mark.parametrize("where", [">/dev/full", ">&-"])
+@pytest.mark.parametrize(
+    "program", [f"plan.py {SAMPLE}", f"plan.py {SAMPLE} --json", "plan.py /no/such --json", "inventory.py"]
+)
+def test_output_that_cannot_be_written_is_one_sentence(program: str, where: str) -> None:
+    """A full disk or a closed standard output is no fault of the program: no traceback, status 2."""
+    command = f"{sys.executable} {ROOT / 'mesh'}/{program} {where}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: standard output ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    """`| head -1` must not end in a message."""
+    command = f"{sys.executable} {ROOT / 'mesh' / 'plan.py'} {SAMPLE} --json | head -1"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("{\n", "")
+
+
+def test_a_plan_directory_can_be_named_where_its_file_can(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What `--out DIR` wrote is found in DIR, by `--diff` and as facts."""
+    out = tmp_path / "plan"
+    main([str(SAMPLE), "--out", str(out)])
+    capsys.readouterr()
+    assert main([str(out), "--diff", str(out)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == SAMPLE_LINE
 
 
 def test_out_replaces_an_older_plan_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

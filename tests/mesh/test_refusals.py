@@ -249,13 +249,40 @@ CASES: dict[str, tuple[str, Callable[[], Raw], list[str], list[str]]] = {
         ["another"],
     ),
     "a netdev name with a blank": ("bad-value", lambda: own_ports(ring(), 0, rdma="a b"), ["'a b'"], ["rdma link"]),
+    "the address nobody has": (
+        "bad-value",
+        lambda: put(ring(), 0, 0, 0, "0.0.0.7/24"),
+        ["no host address"],
+        ["another"],
+    ),
+    "a loopback address": ("bad-value", lambda: put(ring(), 0, 0, 0, "127.0.0.1/24"), ["no host address"], ["another"]),
+    "a reserved address": ("bad-value", lambda: put(ring(), 0, 0, 0, "240.1.2.3/24"), ["no host address"], ["another"]),
+    "a multicast group": ("bad-value", lambda: put(ring(), 0, 0, 0, "224.0.0.5/24"), ["no host address"], ["another"]),
+    "the broadcast MAC": ("bad-value", lambda: put_mac(ring(), "ff:ff:ff:ff:ff:ff"), ["n1 enp", "ff:ff"], ["ip link"]),
+    "a multicast MAC": ("bad-value", lambda: put_mac(ring(), "01:00:5e:00:00:01"), ["n1 enp", "01:00"], ["ip link"]),
+    "a MAC of zeros": ("bad-value", lambda: put_mac(ring(), "00:00:00:00:00:00"), ["n1 enp", "00:00"], ["ip link"]),
+    "an MTU of forty digits": ("bad-value", lambda: ring(mtu=10**40), ["n0 enp1s0f0np0", "mtu 1000"], ["'mtu'"]),
+    "an MTU that no port takes": ("bad-value", lambda: ring(mtu=9979), ["mtu 9979"], ["correct 'mtu'"]),
+    "a RoCE MTU that does not exist": ("bad-value", lambda: ring(roce_active_mtu=8192), ["8192"], ["roce_active_mtu"]),
+    "a GID index beyond any table": ("bad-value", lambda: ring(gid_index=256), ["gid_index 256"], ["'gid_index'"]),
+    "a GID row below zero": ("bad-value", lambda: gids((-1, GID, "RoCE v2", "enp1s0f0np0")), ["index -1"], ["'gids'"]),
+    "a hairpin size of nothing": ("bad-value", lambda: ring(hairpin_queue_size=0), ["size 0"], ["hairpin_queue_size"]),
+    "a configured size too large": ("bad-value", lambda: ring(hairpin_configured=16384), ["16384"], ["configured"]),
+    "no hairpin queue": ("bad-value", lambda: ring(hairpin_num_queues=0), ["num_queues 0"], ["hairpin_num_queues"]),
+    "host names that differ in case": ("duplicate-host", lambda: rename(ring(), 1, "N0"), ["n0 and N0"], ["node 1"]),
     "one node": ("node-count", lambda: document(1, []), ["1 node"], ["every node"]),
     "seventeen nodes": ("node-count", lambda: ring(17), ["17 node"], ["at most 16"]),
 }
 
 
-def put_mac(raw: Raw) -> Raw:
-    raw["nodes"][1]["mac"][NETDEVS[0, 0]] = raw["nodes"][0]["mac"][NETDEVS[0, 0]].upper()
+def put_mac(raw: Raw, mac: str = "") -> Raw:
+    """Give n1's first port ``mac``, or n0's MAC spelt otherwise."""
+    raw["nodes"][1]["mac"][NETDEVS[0, 0]] = mac or raw["nodes"][0]["mac"][NETDEVS[0, 0]].upper()
+    return raw
+
+
+def without(raw: Raw, *nodes: int) -> Raw:
+    raw["nodes"] = [node for number, node in enumerate(raw["nodes"]) if number not in nodes]
     return raw
 
 
@@ -290,6 +317,45 @@ def test_the_proposed_change_is_enough() -> None:
     raw = swap(ring(), 1, (1, 0), (1, 1))
     assert "on n1 swap the plane 1 addresses of ports 0 and 1; nothing else has to change" in refusal(raw)[0].fix
     make_plan(facts(swap(raw, 1, (1, 0), (1, 1))))
+
+
+@pytest.mark.parametrize(
+    ("raw", "neighbours"),
+    [
+        (lambda: without(ring(), 3), "n0 and n2"),
+        (lambda: without(document(4, ring_cables(4), planes=(0,)), 3), "n0 and n2"),
+        (lambda: without(ring(6), 2, 3), "n1 and n4"),
+        (lambda: without(ring(6), 1, 4), "n0 and n2 and n3 and n5"),
+        (lambda: without(ring(3), 1), "n0 and n2"),
+        (lambda: without(document(4, ring_cables(4, closed=False)), 1), "n0 and n2"),
+    ],
+)
+def test_a_forgotten_node_is_asked_for_before_anything_is_readdressed(raw: Callable[[], Raw], neighbours: str) -> None:
+    """Whoever left s4 out of the list must not be sent to give s1 and s3 other addresses."""
+    found = refusal(raw())
+    assert {item.code for item in found} == {"port-alone"}
+    question = f"is a node missing from the list, next to {neighbours}? then add it; if not, "
+    assert all(item.fix.startswith(question) for item in found), found[0].fix
+
+
+def test_a_mistyped_subnet_is_no_forgotten_node() -> None:
+    """The other plane shows that both ends of the cable are listed; an end without addresses shows it too."""
+    for raw in (put(ring(), 2, 0, 0, "10.99.0.1/24"), put(put(ring(), 2, 0, 0, None), 2, 1, 0, None)):
+        assert all(item.fix.startswith("give n2 enp1s0f0np0") for item in refusal(raw))
+
+
+def test_a_fix_that_lines_share_is_said_once() -> None:
+    """After the last of them, with their number: 'as below' sends the reader through ten lines."""
+    *problems, fix, _ = report.refusal(refusal(without(ring(), 3)))
+    assert len(problems) == 4
+    assert all(line.startswith("error port-alone") and "fix" not in line for line in problems)
+    assert fix.startswith("fix for these 4: is a node missing")
+
+
+def test_an_address_is_planned_the_same_however_its_prefix_is_written() -> None:
+    """A netmask says what /24 says; the plan and its hash must not tell them apart."""
+    plan, _ = make_plan(facts(ring()))
+    assert make_plan(facts(put(ring(), 0, 0, 0, "10.10.0.10/255.255.255.0")))[0] == plan
 
 
 def test_equal_findings_share_a_line() -> None:
