@@ -11,7 +11,7 @@ from multiprocessing.util import Finalize
 from typing import Any
 
 from .errors import ConfigError, RoceRingError, UnsupportedError
-from .exchange import Exchange, RendezvousExchange, TorchExchange, gather_errors
+from .exchange import Exchange, RendezvousExchange, Tls, TorchExchange, gather_errors
 from .modes import mode as mode_by_name
 from .native import ALL_GATHER, ALL_REDUCE, DTYPES, MAX_WORLD, REDUCE_SCATTER, WAVE_ALL, WAVE_TWO
 from .session import Session
@@ -61,19 +61,36 @@ class AllReduce:
         self._at_exit = Finalize(None, self.close, exitpriority=0)
 
     @classmethod
-    def from_torch(cls, group: Any = None, **options: Any) -> AllReduce:
+    def from_torch(
+        cls,
+        group: Any = None,
+        *,
+        settings: Settings | None = None,
+        topology: Topology | None = None,
+        serve: bool = True,
+    ) -> AllReduce:
         """Over a torch.distributed CPU (gloo) process group; None is the default group."""
-        return cls(TorchExchange(group), **options)
+        return cls(TorchExchange(group), settings, topology, serve=serve)
 
     @classmethod
     def from_rendezvous(
-        cls, address: str, rank: int, world: int, *, timeout_s: float = 60.0, **options: Any
+        cls,
+        address: str,
+        rank: int,
+        world: int,
+        *,
+        timeout_s: float = 60.0,
+        tls: Tls | None = None,
+        settings: Settings | None = None,
+        topology: Topology | None = None,
+        serve: bool = True,
     ) -> AllReduce:
-        """Ranks meet at `address`: "unix:/path" or "127.0.0.1:port" on one machine (see RendezvousExchange)."""
-        settings = options.get("settings") or Settings.from_env(os.environ)
-        exchange = RendezvousExchange(address, rank, world, job=settings.name, timeout_s=timeout_s)
+        """Ranks meet at `address`: "unix:/path" or "127.0.0.1:port" on one machine, "host:port" with mutual TLS between
+        machines (see RendezvousExchange)."""
+        settings = Settings.from_env(os.environ) if settings is None else settings
+        exchange = RendezvousExchange(address, rank, world, job=settings.name, timeout_s=timeout_s, tls=tls)
         try:
-            return cls(exchange, **(options | {"settings": settings}))
+            return cls(exchange, settings, topology, serve=serve)
         except BaseException:
             exchange.close()
             raise

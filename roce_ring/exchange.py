@@ -6,6 +6,8 @@ Nothing here imports grpc or torch until an exchange is made. All waits are boun
 from __future__ import annotations
 
 import json
+import logging
+import threading
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,7 +17,13 @@ from .control.meeting import MAX_PAYLOAD_BYTES, MAX_TIMEOUT_S, MAX_WORLD, Exchan
 from .errors import ConfigError, SetupError
 
 if TYPE_CHECKING:
+    from .control.address import Address
+    from .control.meeting import Identity
     from .control.rendezvous import Guest, Host
+
+log = logging.getLogger(__name__)
+
+_SAY_AFTER_S = 5.0
 
 __all__ = ["Exchange", "ExchangeError", "RendezvousExchange", "Tls", "TorchExchange", "agree", "gather_errors"]
 
@@ -53,7 +61,13 @@ class RendezvousExchange:
         tls: Tls | None = None,
     ) -> None:
         where = parse_address(address, tls)
-        problems = []
+        problems = [
+            f"{name} is {value!r}, expected a whole number"
+            for name, value in (("rank", rank), ("world", world))
+            if not isinstance(value, int) or isinstance(value, bool)
+        ]
+        if problems:
+            raise ConfigError("; ".join(problems), "int(...) what came from the command line or the environment")
         if not 1 <= world <= MAX_WORLD:
             problems.append(f"world is {world}, expected 1 to {MAX_WORLD}")
         elif not 0 <= rank < world:
@@ -67,10 +81,23 @@ class RendezvousExchange:
         self._side: Host | Guest | None = None
         if world == 1:
             return
-        from .control.rendezvous import AddressTakenError, Guest, Host, identify
+        from .control.rendezvous import identify
 
         who = identify(job, rank, world)
-        if rank == 0:
+        # A person at a second terminal looks at this one: after a few seconds it must say what it waits for.
+        whom = f"the other {world - 1} of {world} ranks" if rank == 0 else "rank 0 and the others"
+        waiting = threading.Timer(_SAY_AFTER_S, log.warning, ("rank %d waits at %s for %s", rank, address, whom))
+        waiting.daemon = True
+        waiting.start()
+        try:
+            self._meet(where, tls, who, timeout_s)
+        finally:
+            waiting.cancel()
+
+    def _meet(self, where: Address, tls: Tls | None, who: Identity, timeout_s: float) -> None:
+        from .control.rendezvous import AddressTakenError, Guest, Host
+
+        if self.rank == 0:
             try:
                 self._side = Host(where, tls, who)
             except AddressTakenError as taken:

@@ -29,13 +29,18 @@ def _recording() -> Iterator[list[logging.LogRecord]]:
         logging.getLogger().removeHandler(recorder)
 
 
+# What a machine with more tests than cores may make any test log; never a finding.
+_BUSY_MACHINE = r"^rank \d+ waits at .* for "
+
+
 def _patterns(item: pytest.Item) -> list[str]:
     return [pattern for mark in item.iter_markers("expected_warnings") for pattern in mark.args]
 
 
 def _fail_on_unexpected(item: pytest.Item, records: list[logging.LogRecord]) -> None:
     patterns = _patterns(item)
-    unexpected = [r for r in records if not any(re.search(pattern, r.getMessage()) for pattern in patterns)]
+    fine = [*patterns, _BUSY_MACHINE]
+    unexpected = [r for r in records if not any(re.search(pattern, r.getMessage()) for pattern in fine)]
     if not unexpected:
         return
     lines = [f"  {r.levelname} {r.name} ({r.filename}:{r.lineno}): {r.getMessage()}" for r in unexpected]

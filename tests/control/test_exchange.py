@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -292,3 +293,18 @@ def test_importing_the_exchange_imports_neither_grpc_nor_torch() -> None:
     """An engine that brings its own process group must not pay for gRPC."""
     program = "import sys, roce_ring.exchange; print([m for m in ('grpc', 'torch', 'numpy') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_a_rank_that_waits_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
+    """Rank 0 is started first and a person looks at its silent terminal: it must say what it waits for, and where."""
+    monkeypatch.setattr("roce_ring.exchange._SAY_AFTER_S", 0.2)
+    with pytest.raises(ExchangeError, match="rank 1 did not arrive"):
+        RendezvousExchange(f"unix:{tmp_path}/meet", 0, 2, timeout_s=1.0)
+    assert f"rank 0 waits at unix:{tmp_path}/meet for the other 1 of 2 ranks" in caplog.text
+
+
+@pytest.mark.parametrize(("rank", "world"), [("0", 2), (0, "2"), (True, 2), (0.0, 2)])
+def test_numbers_of_another_type_are_named_at_once(tmp_path: Path, rank: Any, world: Any) -> None:
+    """`sys.argv[1]` is text: the sentence says so before anybody waits for anybody."""
+    with pytest.raises(ConfigError, match="expected a whole number"):
+        RendezvousExchange(f"unix:{tmp_path}/meet", rank, world, timeout_s=1.0)

@@ -42,7 +42,8 @@ _processes.set_forkserver_preload(
 )
 
 MEETING_S = 20.0
-_BUSY_HOST = r"was not scheduled for"  # says something about the machine that runs the tests, never about the test
+# Say something about the machine that runs the tests, never about the test.
+_BUSY_HOST = r"was not scheduled for|^rank \d+ waits at .* for "
 
 
 @dataclass(frozen=True, slots=True)
