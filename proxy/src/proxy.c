@@ -195,6 +195,8 @@ rr_proxy *rr_proxy_create_with(const rr_config *config, const rr_provider_ops *o
     for (uint32_t p = 0; p < config->world; p++)
         for (uint32_t i = 0; i < RR_MAX_PATHS; i++) hello->path[p][i].hops = config->hops[p][i];
     if (rr_region_create(proxy, why) < 0) goto failed;
+    rr_kernel_line_of(proxy)->seq_started = rr_kernel_line_of(proxy)->seq_done = config->first_seq;
+    rr_progress_of(proxy)->seq_posted = rr_progress_of(proxy)->seq_completed = config->first_seq;
     proxy->provider.base = proxy->base;
     proxy->provider.region_fd = proxy->region_fd;
     hello->region_addr = (uint64_t)(uintptr_t)proxy->base;
@@ -365,6 +367,9 @@ void rr_proxy_stats(rr_proxy *proxy, rr_stats *out) {
     out->idle_spins = rr_load_relaxed(&proxy->idle_spins);
     out->nap_us = __atomic_load_n(&proxy->nap_us, __ATOMIC_RELAXED);
     out->yield = proxy->config.yield;
+    pthread_mutex_lock(&proxy->event_lock);
+    out->events_lost = proxy->events_lost;
+    pthread_mutex_unlock(&proxy->event_lock);
     out->waiting = __atomic_load_n(&proxy->waiting_mask, __ATOMIC_RELAXED);
     out->closed = __atomic_load_n(&proxy->closed_mask, __ATOMIC_RELAXED);
     out->seq_started = rr_load_relaxed(&rr_kernel_line_of(proxy)->seq_started);
@@ -378,7 +383,7 @@ uint32_t rr_proxy_events(rr_proxy *proxy, uint64_t after, rr_event *out, uint32_
     pthread_mutex_lock(&proxy->event_lock);
     uint64_t first = after + 1;
     if (proxy->event_count > RR_EVENTS && first <= proxy->event_count - RR_EVENTS)
-        first = proxy->event_count - RR_EVENTS + 1;
+        proxy->events_lost += proxy->event_count - RR_EVENTS + 1 - first, first = proxy->event_count - RR_EVENTS + 1;
     for (uint64_t i = first; i <= proxy->event_count && n < room; i++) out[n++] = proxy->events[i % RR_EVENTS];
     pthread_mutex_unlock(&proxy->event_lock);
     return n;

@@ -84,7 +84,7 @@ typedef struct rr_stats {
     uint64_t late_reports;
     uint64_t longest_late_ms;
     uint64_t longest_loop_gap_us; /* the thread itself was not scheduled */
-    uint64_t events_lost;
+    uint64_t events_lost;         /* overwritten before rr_proxy_events() came for them */
     uint64_t seq_started;
     uint64_t seq_done;
     uint64_t seq_posted;
