@@ -21,7 +21,7 @@ static void come_late(test_world *w, uint32_t rank) {
     op.deadline_ns += 20000000000ull; /* the proxy ends waits, not the kernel */
     rr_op_seal(&op);
     for (uint32_t i = 0; i < COUNT; i++) in[rank][i] = (float)(rank + i);
-    if (rank == LATE) nanosleep(&(struct timespec){1, 0}, NULL);
+    if (rank == LATE) nanosleep(&(struct timespec){2, 500000000}, NULL);
     CHECK(rr_cpu_run(&op, 1, 2) == RR_CPU_OK, "rank %u: abort word %llx", rank,
           (unsigned long long)rr_proxy_abort_word(w->proxy[rank]));
     for (uint32_t i = 0; i < COUNT; i++)
@@ -54,7 +54,7 @@ int main(void) {
     static test_world w;
     rr_provider_ops ops = shm_one_mapping();
     world_configure(&w, WORLD, COUNT * sizeof(float));
-    for (uint32_t r = 0; r < WORLD; r++) w.config[r].late_ms = 400, w.config[r].peer_timeout_ms = 2000;
+    for (uint32_t r = 0; r < WORLD; r++) w.config[r].late_ms = 1000, w.config[r].peer_timeout_ms = 4000;
     world_open(&w, &ops);
     world_run(&w, come_late);
     for (uint32_t r = 0; r < WORLD; r++) {
