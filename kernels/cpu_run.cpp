@@ -77,7 +77,7 @@ static uint32_t *sleeping_word(const rr_op *op) {
 static void give_up(const rr_op *op) {
     rr_kernel_line *line = (rr_kernel_line *)(op->region + op->layout.kernel);
     if (!__atomic_load_n(&line->fault, __ATOMIC_RELAXED))
-        __atomic_store_n(&line->fault, RR_ABORT_WORD(RR_ERR_ABORTED_BY_USER, op->rank, 0, 0, line->seq_started),
+        __atomic_store_n(&line->fault, RR_ABORT_WORD(RR_ERR_INTERRUPTED, op->rank, 0, 0, line->seq_started),
                          __ATOMIC_RELEASE);
 }
 

@@ -13,7 +13,9 @@ class RoceRingError(Exception):
         self.hint = hint
 
     def __str__(self) -> str:
-        return f"{self.message} ({self.hint})" if self.hint else self.message
+        if not self.hint:
+            return self.message
+        return f"{self.message}\nfix: {self.hint}" if "\n" in self.message else f"{self.message} ({self.hint})"
 
 
 class SetupError(RoceRingError):

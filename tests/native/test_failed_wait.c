@@ -168,7 +168,7 @@ static void ctrl_c_ends_a_long_wait(uint32_t blocks, uint32_t threads) {
     CHECK(!pthread_create(&helper, NULL, press_ctrl_c, NULL), "no thread");
     CHECK(rr_cpu_run(&op, blocks, threads) == RR_CPU_FAILED, "it did not fail");
     pthread_join(helper, NULL);
-    CHECK(RR_ABORT_REASON(fault()) == RR_ERR_ABORTED_BY_USER && RR_ABORT_CULPRIT(fault()) == 1, "fault word %llx",
+    CHECK(RR_ABORT_REASON(fault()) == RR_ERR_INTERRUPTED && RR_ABORT_CULPRIT(fault()) == 1, "fault word %llx",
           (unsigned long long)fault());
     CHECK(interrupts == 1, "the process's own handler ran %u times", interrupts);
     CHECK(!sigaction(SIGINT, NULL, &now) && now.sa_handler == count_interrupt, "the process's own handler is gone");
