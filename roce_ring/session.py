@@ -14,6 +14,7 @@ from ctypes import Array
 from . import __version__
 from .errors import RoceRingError, SessionAborted, SetupError
 from .exchange import Exchange, agree, gather_errors
+from .host import memory_problem, no_hca_problem, start_proxy
 from .modes import modes
 from .native import (
     CPU_FAILED,
@@ -73,12 +74,12 @@ class Session:
         self.layout: Layout = self._native.layout(self.world, self.capacity)
         self.layout_hash = int(self._native.proxy.rr_layout_hash(self.world, self.layout.slot_bytes))
         agree(exchange, self._agreement(first_seq), MEETING_S)
-        gather_errors(exchange, self._problem(exchange), MEETING_S)
         meeting = exchange.all_gather(os.urandom(16) + socket.gethostname().encode()[:255], MEETING_S)
         self.session_id = meeting[0][:16]
         self.hosts = [one[16:].decode(errors="replace") for one in meeting]
         self.provider = self._choose_provider()
-        here = sum(host == self.hosts[self.rank] for host in self.hosts)
+        here = self.hosts.count(self.hosts[self.rank])
+        gather_errors(exchange, self._problem(exchange, here), MEETING_S)
         # One proxy thread and one caller per rank. Hyperthreads count as cores: the scheduler treats them so.
         self.crowded = 2 * here > len(os.sched_getaffinity(0))
         try:
@@ -92,24 +93,37 @@ class Session:
     # ---- coming up ----
 
     def _agreement(self, first_seq: int) -> dict[str, str | int]:
+        # What follows from max_bytes must not be told as a difference of its own: the user never set it.
+        any_slot = self._native.layout(self.world, 1).slot_bytes
+        settings = self.settings.agreement()
+        if settings["gather_bytes"] == settings["max_bytes"]:
+            settings["gather_bytes"] = "the same as max_bytes"
         return {
             "version": __version__,
             "wire version": self._native.wire_version,
-            "layout hash": f"{self.layout_hash:016x}",
+            "layout hash": f"{self._native.proxy.rr_layout_hash(self.world, any_slot):016x}",
             "world": self.world,
-            "plan hash": self.topology.plan_hash or "none",
+            "plan hash": self.topology.plan_hash[:12] or "none",  # as many digits as roce-ring plan prints
             "ring order": ",".join(map(str, self.topology.order)),
             "first sequence": first_seq,
-            **self.settings.agreement(),
+            **settings,
         }
 
-    def _problem(self, exchange: Exchange) -> str | None:
+    def _problem(self, exchange: Exchange, here: int) -> str | None:
+        """`here`: ranks on this host."""
+        s, problems = self.settings, []
         if (self.topology.rank, self.topology.world) != (exchange.rank, exchange.world):
-            return (
+            problems.append(
                 f"the plan is for rank {self.topology.rank} of {self.topology.world}, "
                 f"the exchange says rank {exchange.rank} of {exchange.world}"
             )
-        return None if self.settings.mode == "auto" else modes()[self.settings.mode].refusal(self.world)
+        if s.mode != "auto" and (refusal := modes()[s.mode].refusal(self.world)):
+            problems.append(refusal)
+        if self.provider == "verbs" and not self.topology.hcas:
+            problems.append(no_hca_problem(self.hosts, s.provider == "verbs"))
+        if memory := memory_problem(self.layout.region_bytes, here, self.capacity):
+            problems.append(memory)
+        return "; ".join(problems) or None
 
     def _choose_provider(self) -> str:
         if self.settings.provider != "auto":
@@ -165,7 +179,7 @@ class Session:
         if wrong:
             raise SetupError(f"the hello of rank {wrong[0]} has {len(hellos[wrong[0]])} bytes, expected {HELLO_BYTES}")
         gather_errors(exchange, _error_of(lambda: call(lib.rr_proxy_connect, self._proxy, b"".join(hellos))), MEETING_S)
-        gather_errors(exchange, _error_of(lambda: call(lib.rr_proxy_start, self._proxy)), MEETING_S)
+        gather_errors(exchange, _error_of(lambda: start_proxy(self._proxy, self.settings.proxy_cpu)), MEETING_S)
         self.region = int(lib.rr_proxy_region(self._proxy))
         self.device_state = DeviceState(seq=first_seq)
         self.control.start()

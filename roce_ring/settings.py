@@ -281,16 +281,18 @@ def parse(key: str, text: str) -> Value:
     if _TYPES[key] is str:
         return _check(key, text)
     try:
-        return _check(key, int(text) if _TYPES[key] is int else float(text))
+        return _check(key, int(text) if _TYPES[key] is int else float(text), text)
     except (ValueError, OverflowError) as error:
         if error.args and str(error).startswith("expected"):
             raise
         raise ValueError(f"expected {_expected(key)}, got {text[:60]!r}") from error
 
 
-def _check(key: str, raw: object) -> Value:
-    """A value of the right type within its bounds. Raises ValueError with the sentence."""
+def _check(key: str, raw: object, text: str = "") -> Value:
+    """A value of the right type within its bounds. Raises ValueError with the sentence. `text`: what it was parsed
+    from."""
     knob, want = KNOBS[key], _TYPES[key]
+    typed = text or str(raw)
     if want is float and isinstance(raw, int) and not isinstance(raw, bool):
         raw = float(raw)
     fits = isinstance(raw, want) and not isinstance(raw, bool)
@@ -304,7 +306,7 @@ def _check(key: str, raw: object) -> Value:
         number = cast(float, raw)
         fits = (knob.low is None or number >= knob.low) and (knob.high is None or number <= knob.high)  # false for nan
     if not fits:
-        raise ValueError(f"expected {_expected(key)}, got {str(raw)[:60]!r}" + did_you_mean(str(raw), knob.choices))
+        raise ValueError(f"expected {_expected(key)}, got {typed[:60]!r}" + did_you_mean(typed, knob.choices))
     return cast(Value, raw)
 
 
@@ -315,7 +317,12 @@ def _expected(key: str) -> str:
     if _TYPES[key] is str:
         return knob.form or "text"
     kind = "a whole number" if _TYPES[key] is int else "a number"
-    return f"{kind} of {knob.unit} from {plain(knob.low)} to {plain(knob.high)}"
+    unit = _IN_WORDS.get(knob.unit, f" of {knob.unit}")
+    return f"{kind}{unit} from {plain(knob.low)} to {plain(knob.high)}"
+
+
+# Units that read badly in a sentence; a CPU is a number of its own, not a number of something.
+_IN_WORDS = {"s": " of seconds", "us": " of microseconds", "CPU": ""}
 
 
 def plain(number: float | None) -> str:

@@ -81,7 +81,9 @@ def reports(run_dir: str, session: str, timeout_s: float) -> list[Report]:
 
 def nothing_runs(run_dir: str, session: str) -> str:
     of_session = f" of session {session}" if session else ""
-    return f"no rank{of_session} is running on this host (looked in {directory(run_dir)})"
+    place = directory(run_dir)
+    looked = f"looked in {place}" if place.is_dir() else f"there is no directory {place}"
+    return f"no rank{of_session} is running on this host ({looked})"
 
 
 def text_table(columns: dict[str, str], rows: list[tuple[str, ...]]) -> str:

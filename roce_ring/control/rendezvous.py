@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NoReturn, cast
@@ -17,10 +18,12 @@ from .pool import DaemonPool
 from .proto.roce_ring.v1 import rendezvous_service_pb2 as pb
 from .proto.roce_ring.v1 import rendezvous_service_pb2_grpc as pb_grpc
 from .rundir import SOCKET_MODE, SocketLock, TakenError
+from .stranger import stranger
 
 RENDEZVOUS_VERSION = 1
 _GRACE_S = 2.0  # how much later than a rank's own limit the host may still answer
 _FAILED_LINGER_S = 3.0  # how long a failed host stays to tell ranks that arrive late
+_LOOK_S = 1.0  # how often a guest that waits looks whether it waits for another program
 _CHANNEL = [
     ("grpc.enable_http_proxy", 0),  # fabric and management addresses are never behind a web proxy
     ("grpc.enable_retries", 0),
@@ -48,7 +51,7 @@ class Host:
         self._lock: SocketLock | None = None
         if address.unix:
             try:
-                self._lock = SocketLock(address.unix, f"job {who.job}, rank 0")
+                self._lock = SocketLock(address.unix, f"job {who.job}, rank 0", "the rendezvous address")
             except TakenError as error:
                 raise AddressTakenError(error.message) from error
         else:
@@ -131,10 +134,7 @@ class Guest:
             raise
 
     def _join(self, who: Identity, timeout_s: float, secure: bool) -> bytes:
-        try:
-            grpc.channel_ready_future(self._channel).result(timeout_s)
-        except grpc.FutureTimeoutError:
-            raise self._silent(timeout_s, secure) from None
+        self._wait_until_ready(timeout_s, secure)
         request = pb.JoinRequest(
             job=who.job,
             rank=who.rank,
@@ -158,6 +158,18 @@ class Guest:
         finally:
             timer.cancel()
 
+    def _wait_until_ready(self, timeout_s: float, secure: bool) -> None:
+        ready = grpc.channel_ready_future(self._channel)
+        deadline = time.monotonic() + timeout_s
+        while (left := deadline - time.monotonic()) > 0:
+            with suppress(grpc.FutureTimeoutError):
+                ready.result(min(left, _LOOK_S))
+                return
+            said = None if secure else stranger(self._address, _LOOK_S)
+            if said is not None:
+                raise self._stranger(f"says {said!r}")
+        raise self._silent(timeout_s, secure)
+
     def all_gather(self, payload: bytes, timeout_s: float) -> list[bytes]:
         request = pb.AllGatherRequest(
             member_token=self._token, round=self._round, payload=payload, timeout_ms=max(1, round(timeout_s * 1000))
@@ -175,10 +187,16 @@ class Guest:
         self._channel.close()
 
     def _silent(self, timeout_s: float, secure: bool) -> ExchangeError:
-        more = ", and that both ends' certificates are signed by the same authority" if secure else ""
+        more = ", or the two certificates are not signed by the same authority" if secure else ""
         return ExchangeError(
             f"rank 0 did not arrive within {timeout_s:g} s: nobody answers at address {self._address.target}",
-            f"check that rank 0 runs and uses this address{more}",
+            f"read rank 0's log: it may have stopped before it listened, or use another address{more}",
+        )
+
+    def _stranger(self, how: str) -> ExchangeError:
+        return ExchangeError(
+            f"another program serves address {self._address.target}, not a rank 0 of roce-ring: it {how}",
+            "stop that program, or give this job another address",
         )
 
     def _gone(self) -> ExchangeError:
@@ -196,6 +214,8 @@ class Guest:
             )
         if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
             return self._gone()
+        if code is grpc.StatusCode.UNIMPLEMENTED:
+            return self._stranger("speaks gRPC, but knows no rendezvous")
         message, _, hint = details.partition("\n")
         return ExchangeError(message, hint)
 

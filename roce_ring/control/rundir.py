@@ -24,6 +24,7 @@ from ..errors import SetupError
 
 DIR_MODE = 0o750
 SOCKET_MODE = 0o660
+_OWN = "set ROCE_RING_RUN_DIR to a directory of its own, e.g. /tmp/roce-ring; it is made if it is missing"
 _LONGEST_PATH = 107  # sun_path of unix(7) holds 108 bytes with the final zero
 _SOCKET_NAME = re.compile(r"(?P<session>[A-Za-z0-9][A-Za-z0-9._-]*)-r(?P<rank>\d{1,3})\.sock")
 
@@ -41,25 +42,28 @@ def run_dir(chosen: str = "", environ: Mapping[str, str] = os.environ, uid: int 
 
 
 def make_run_dir(path: Path) -> None:
-    """Creates the directory, or refuses one that others could put sockets into."""
+    """Creates the directory, but none above it: a mistyped path must not become one that nobody looks in. Refuses a
+    directory that others could put sockets into."""
     try:
-        path.mkdir(mode=DIR_MODE, parents=True, exist_ok=True)
+        path.mkdir(mode=DIR_MODE, exist_ok=True)
         seen = path.lstat()
-    except OSError as error:
+    except FileNotFoundError:
         raise SetupError(
-            f"cannot create the run directory {path}: {_reason(error)}",
-            hint="set ROCE_RING_RUN_DIR to a directory of your own",
-        ) from error
+            f"cannot create the run directory {path}: there is no directory {path.parent}", hint=_OWN
+        ) from None
+    except OSError as error:
+        raise SetupError(f"cannot create the run directory {path}: {_reason(error)}", hint=_OWN) from error
     mode = stat.S_IMODE(seen.st_mode)
     if not stat.S_ISDIR(seen.st_mode):
-        raise SetupError(f"run directory {path} is not a directory", hint="remove it, or set ROCE_RING_RUN_DIR")
+        raise SetupError(f"run directory {path} is not a directory", hint=_OWN)
     if seen.st_uid not in (os.getuid(), 0):
-        raise SetupError(
-            f"run directory {path} belongs to uid {seen.st_uid}, not to uid {os.getuid()}", hint="set ROCE_RING_RUN_DIR"
-        )
+        raise SetupError(f"run directory {path} belongs to uid {seen.st_uid}, not to uid {os.getuid()}", hint=_OWN)
     if mode & 0o027:
+        # Who names /tmp must not be told to close it to everybody else.
+        ours = path.name.startswith("roce-ring")
         raise SetupError(
-            f"run directory {path} has mode {mode:04o}, expected 0750 or tighter", hint=f"chmod 0750 {path}"
+            f"run directory {path} has mode {mode:04o}, expected 0750 or tighter",
+            hint=f"chmod 0750 {path}" if ours else _OWN,
         )
 
 
@@ -95,20 +99,37 @@ class TakenError(SetupError):
 class SocketLock:
     """Owns a socket path for this process. Removes a socket that a dead owner left, and both files at release."""
 
-    def __init__(self, path: Path, held_by: str) -> None:
-        """`held_by`: what another process that wants this path is told, in a few words. Raises TakenError if it is."""
+    def __init__(self, path: Path, held_by: str, named_by: str = "ROCE_RING_RUN_DIR") -> None:
+        """`held_by`: what another process that wants this path is told, in a few words. `named_by`: what a user changes
+        to have another path. Raises TakenError if a process holds it, SetupError if it cannot be had."""
         self.path = path
         self._lock_path = lock_path(path)
+        self._named_by = named_by
         self._fd = self._acquire()
-        os.ftruncate(self._fd, 0)
-        os.write(self._fd, f"pid {os.getpid()}, {held_by}".encode())
-        path.unlink(missing_ok=True)
+        try:
+            os.ftruncate(self._fd, 0)
+            os.write(self._fd, f"pid {os.getpid()}, {held_by}".encode())
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            self._drop()
+            raise self._unusable(error) from error
         _held.add(self)
+
+    def _unusable(self, error: OSError) -> SetupError:
+        return SetupError(
+            f"cannot open lock file {self._lock_path}: {_reason(error)}",
+            hint=f"make room there, or set {self._named_by} to another place"
+            if error.errno in (errno.ENOSPC, errno.EDQUOT)
+            else f"set {self._named_by} to a place in a directory that exists and that this user may write to",
+        )
 
     def _acquire(self) -> int:
         deadline = time.monotonic() + 0.5  # a cleaner holds a free lock for a moment
         while True:
-            fd = _open_lock(self._lock_path)
+            try:
+                fd = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640)
+            except OSError as error:
+                raise self._unusable(error) from error
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -129,6 +150,9 @@ class SocketLock:
         if self._fd < 0:
             return
         self.path.unlink(missing_ok=True)
+        self._drop()
+
+    def _drop(self) -> None:
         self._lock_path.unlink(missing_ok=True)
         os.close(self._fd)
         self._fd = -1
@@ -150,8 +174,8 @@ def remove_stale(directory: Path) -> list[Path]:
                 path.unlink(missing_ok=True)
                 lock_path(path).unlink(missing_ok=True)
                 removed.append(path)
-        except BlockingIOError:
-            pass  # its rank is alive
+        except OSError:
+            pass  # its rank is alive (BlockingIOError), or it is not ours to remove
         finally:
             os.close(fd)
     return removed
@@ -216,13 +240,6 @@ def probe(path: Path) -> Reach | None:
                 return Reach.RUNNING  # its backlog is full: somebody is there
             raise SetupError(f"cannot reach control socket {path}: {_reason(error)}") from error
     return Reach.RUNNING
-
-
-def _open_lock(path: Path) -> int:
-    try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640)
-    except OSError as error:
-        raise SetupError(f"cannot open lock file {path}: {_reason(error)}") from error
 
 
 def _is_same_file(fd: int, path: Path) -> bool:

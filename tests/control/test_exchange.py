@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -99,6 +101,7 @@ def test_a_missing_rank_0_is_named_with_the_address(address: str) -> None:
     for error in errors:
         assert isinstance(error, ExchangeError)
         assert error.message == f"rank 0 did not arrive within 0.5 s: nobody answers at address {address}"
+        assert error.hint.startswith("read rank 0's log: it may have stopped before it listened")
 
 
 def test_a_duplicate_rank_is_one_sentence_on_all_ranks(address: str) -> None:
@@ -135,6 +138,66 @@ def test_an_address_that_something_else_serves_is_refused() -> None:
         other.listen()
         with pytest.raises(ExchangeError, match=r"rank 0 cannot listen on 127\.0\.0\.1:\d+: address already in use"):
             RendezvousExchange(f"127.0.0.1:{other.getsockname()[1]}", 0, 2, timeout_s=0.5)
+
+
+class Talker:
+    """A program that is not ours: it answers whoever connects with `words`, until closed."""
+
+    def __init__(self, address: str, words: bytes) -> None:
+        family = socket.AF_UNIX if address.startswith("unix:") else socket.AF_INET
+        where = address.removeprefix("unix:") if family == socket.AF_UNIX else ("127.0.0.1", int(address.split(":")[1]))
+        self._listener = socket.socket(family)
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._listener.bind(where)
+        self._listener.listen()
+        threading.Thread(target=self._serve, args=(words,), daemon=True).start()
+
+    def _serve(self, words: bytes) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            with client:
+                client.sendall(words)
+                client.settimeout(0.2)
+                with contextlib.suppress(OSError):
+                    while client.recv(100):
+                        pass
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (b"HTTP/1.0 505 Invalid HTTP version\r\n\r\n<html>", "HTTP/1.0 505"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "SSH-2.0-OpenSSH_9.6"),
+    ],
+)
+def test_another_program_at_the_address_is_said_soon(address: str, words: bytes, shown: str) -> None:
+    """A typo in the port leads to somebody's web server: "nobody answers", a minute later, would be wrong twice."""
+    other = Talker(address, words)
+    began = time.monotonic()
+    try:
+        with pytest.raises(ExchangeError) as caught:
+            RendezvousExchange(address, 1, 2, timeout_s=30)
+    finally:
+        other.close()
+    assert time.monotonic() - began < 10
+    assert f"another program serves address {address}, not a rank 0 of roce-ring: it says '{shown}" in str(caught.value)
+    assert "give this job another address" in caught.value.hint
+
+
+def test_another_grpc_program_at_the_address_is_said(serve: Any) -> None:
+    """For example the control socket of a rank, pasted as the rendezvous."""
+    _, server = serve()
+    with pytest.raises(
+        ExchangeError, match=r"another program serves address .*: it speaks gRPC, but knows no rendezvous"
+    ):
+        RendezvousExchange(f"unix:{server.path}", 1, 2, timeout_s=10)
 
 
 def test_a_rank_that_comes_after_the_failure_hears_the_same_sentence(

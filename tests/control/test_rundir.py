@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -42,13 +43,67 @@ def test_the_directory_is_found_without_being_told(
 
 def test_a_directory_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
     """Somebody else could put a socket there first and answer in a rank's name."""
+    directory = tmp_path / "roce-ring"
+    directory.mkdir()
     for mode in (0o777, 0o755, 0o770 | 0o001):
-        tmp_path.chmod(mode)
+        directory.chmod(mode)
         with pytest.raises(SetupError, match="expected 0750 or tighter") as caught:
-            make_run_dir(tmp_path)
-        assert caught.value.hint == f"chmod 0750 {tmp_path}"
-    tmp_path.chmod(0o2750)  # an administrator's directory with a group of its own
-    make_run_dir(tmp_path)
+            make_run_dir(directory)
+        assert caught.value.hint == f"chmod 0750 {directory}"
+    directory.chmod(0o2750)  # an administrator's directory with a group of its own
+    make_run_dir(directory)
+
+
+@pytest.mark.parametrize("place", ["/tmp", "/proc", "/"])
+def test_nobody_is_told_to_close_a_directory_of_the_system(place: str) -> None:
+    """ROCE_RING_RUN_DIR=/tmp: a tired operator pastes what the hint says, as root."""
+    with pytest.raises(SetupError) as caught:
+        make_run_dir(Path(place))
+    assert "chmod" not in str(caught.value)
+    assert "set ROCE_RING_RUN_DIR to a directory of its own, e.g. /tmp/roce-ring" in caught.value.hint
+
+
+def test_a_mistyped_path_is_not_made_into_directories(tmp_path: Path) -> None:
+    """Ranks would serve where no `roce-ring status` looks."""
+    with pytest.raises(SetupError, match=rf"there is no directory {tmp_path}/rnu") as caught:
+        make_run_dir(tmp_path / "rnu" / "roce-ring")
+    assert "set ROCE_RING_RUN_DIR" in caught.value.hint
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="a full file system of its own needs unshare")
+@pytest.mark.parametrize("full", ["size=4k", "nr_inodes=2"])
+def test_a_full_run_directory_is_one_sentence_and_leaves_nothing(tmp_path: Path, full: str) -> None:
+    """A full /run: which path, what to do; and no lock files that fill it further."""
+    program = (
+        "import sys; from pathlib import Path; from roce_ring.control.rundir import SocketLock\n"
+        "from roce_ring.errors import SetupError\n"
+        "where = Path(sys.argv[1])\n"
+        "try:\n    (where / 'filler').write_bytes(bytes(8192))\nexcept OSError:\n    pass\n"
+        "try:\n    SocketLock(where / 'job-r0.sock', 'rank 0')\n"
+        "except SetupError as error:\n    print(error.message, error.hint, sep='\\n')\n"
+        "print(*(one.name for one in where.iterdir()))\n"
+    )
+    mount = f'mount -t tmpfs -o {full} none "$1" || exit 77; "$2" -c "$3" "$1"'
+    ran = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", mount, "sh", str(tmp_path), sys.executable, program],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if not ran.stdout:
+        pytest.skip(f"no file system of its own here: {ran.stderr.strip()}")
+    assert ran.stdout.splitlines() == [
+        f"cannot open lock file {tmp_path}/job-r0.sock.lock: no space left on device",
+        "make room there, or set ROCE_RING_RUN_DIR to another place",
+        "filler",
+    ], ran.stderr
+
+
+def test_a_place_that_cannot_be_cleared_leaves_no_lock(tmp_path: Path) -> None:
+    path = tmp_path / "job-r0.sock"
+    path.mkdir()
+    with pytest.raises(SetupError, match=r"job-r0\.sock\.lock: is a directory"):
+        SocketLock(path, "rank 0")
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_link_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:

@@ -150,8 +150,11 @@ def test_shared_memory_that_is_too_small(start: Starter) -> None:
     world = next((n for n in range(2, 17) if (4 + 2 * n) * largest > stat.f_frsize * stat.f_blocks), 0)
     if not world:
         pytest.skip("/dev/shm of this machine has room for the largest region there is")
-    for error in start(no_memory, world, max_bytes=largest).errors():
+    # Said before the first page is taken: filling /dev/shm takes long and starves whoever else needs it.
+    for error in start(no_memory, world, max_bytes=largest).errors(timeout_s=15):
         assert error.type == "SetupError"
         assert "/dev/shm has no room for a region of" in error.message
+        assert f"for each of this host's {world} ranks" in error.message
+        assert "lower ROCE_RING_MAX_BYTES" in error.message
         assert "give the container a larger /dev/shm" in error.message
         assert all(f"rank {rank}:" in error.message for rank in range(world))
