@@ -23,7 +23,7 @@ COLUMNS = {
     "seq": ">",
     "provider": "<",
     "memory": ">",
-    "asleep": ">",
+    "found asleep": ">",
     "reason": "<",
 }
 
