@@ -87,7 +87,7 @@ def test_status_shows_every_rank_with_its_reason(run: Run, serve: Serve) -> None
         "seq",
         "provider",
         "memory",
-        "asleep",
+        "found asleep",
         "reason",
     ]
     assert rows[1].split() == ["job", "0", "4", "RUNNING", "4242", "4,294,967,301", "shm", "3.0", "MiB", "25.0%"]
