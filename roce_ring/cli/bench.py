@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import ConfigError
+from .number import number
 
 if TYPE_CHECKING:
     from ..bench.job import Answer
@@ -26,7 +27,7 @@ PLAIN_EVERY_S = 5.0
 def register(app: typer.Typer) -> None:
     @app.command()
     def bench(
-        local: Annotated[int, typer.Option(min=2, max=16, help="Ranks to start on this machine.")] = 4,
+        local: Annotated[int, number(int, 2, 16, "Ranks to start on this machine.")] = 4,
         sizes: Annotated[
             str,
             typer.Option(
@@ -41,14 +42,14 @@ def register(app: typer.Typer) -> None:
         mode: Annotated[
             str, typer.Option(help="Modes of all_reduce, or all that this world can run; auto is the one for the size.")
         ] = "auto",
-        iters: Annotated[int, typer.Option(min=1, max=MAX_ITERS, help="Samples a row.")] = 100,
+        iters: Annotated[int, number(int, 1, MAX_ITERS, "Samples a row.")] = 100,
         check: Annotated[
             bool, typer.Option("--check", help="Check every alignment, in place, repeats and bits; see below.")
         ] = False,
         fp32_partials: Annotated[
             bool, typer.Option("--fp32-partials", help="Modes that pass on partial sums of 16 bits pass on 32.")
         ] = False,
-        paths: Annotated[int, typer.Option(min=1, max=4, help="Paths between every two ranks.")] = 1,
+        paths: Annotated[int, number(int, 1, 4, "Paths between every two ranks.")] = 1,
         provider: Annotated[str, typer.Option(help="shm or verbs.", show_default="ROCE_RING_PROVIDER, or shm")] = "",
         compare: Annotated[str, typer.Option(help="gloo: torch's all-reduce, taking turns in the same run.")] = "",
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")] = False,
@@ -81,14 +82,16 @@ def register(app: typer.Typer) -> None:
         with progress() as tell:
             result = run_local(local, spec, settings, paths, tell)
         print(json.dumps(as_dict(result, spec), indent=2) if as_json else render(result, spec))
-        if plot:
-            from ..bench.plot import plot as draw
+        with written("--plot", plot):
+            if plot:
+                from ..bench.plot import plot as draw
 
-            draw(result, plot)
-        if report:
-            from ..bench.report import markdown
+                draw(result, plot)
+        with written("--report", report):
+            if report:
+                from ..bench.report import markdown
 
-            report.write_text(markdown(result, spec), encoding="utf-8")
+                report.write_text(markdown(result, spec), encoding="utf-8")
         raise typer.Exit(1 if result.wrong else 0)
 
 
@@ -123,10 +126,35 @@ def before_start(gloo: bool, plot: Path | None, report: Path | None) -> None:
         from ..bench.plot import plot_problem
 
         problems += [problem] if (problem := plot_problem(plot)) else []
-    if report and not report.parent.is_dir():
-        problems.append(f"--report: there is no directory {report.parent}")
+    for option, file in (("--plot", plot), ("--report", report)):
+        if file:
+            try:
+                try_to_write(option, file)
+            except ConfigError as error:
+                problems.append(error.message)
     if problems:
         raise ConfigError("; ".join(problems))
+
+
+def try_to_write(option: str, file: Path) -> None:
+    """Raises ConfigError if the file cannot be opened for writing. Leaves what is there as it is."""
+    if not file.parent.is_dir():
+        raise ConfigError(f"{option}: there is no directory {file.parent}")
+    fresh = not (file.exists() or file.is_symlink())
+    with written(option, file):
+        file.open("ab").close()
+        if fresh:
+            file.unlink()
+
+
+@contextmanager
+def written(option: str, file: Path | None) -> Iterator[None]:
+    """Turns what the system says into one sentence."""
+    try:
+        yield
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ConfigError(f"{option}: {file} cannot be written: {reason}", "name a file elsewhere") from error
 
 
 @contextmanager

@@ -5,11 +5,13 @@ Exit status: 0 ok, 1 something was found wrong, 2 usage or could not look, 130 i
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from ..errors import RoceRingError
 
@@ -32,9 +34,22 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
+class _Verbs(TyperGroup):
+    """Typer by itself says nothing at Ctrl-C, and calls it a failure when a reader (head, less) has seen enough."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            raise typer.Exit(130) from None
+        except BrokenPipeError:
+            raise typer.Exit(0) from None
+
+
 def build() -> typer.Typer:
     """The program with all its verbs."""
-    app = typer.Typer(no_args_is_help=False, pretty_exceptions_enable=False, add_completion=False)
+    app = typer.Typer(cls=_Verbs, no_args_is_help=False, pretty_exceptions_enable=False, add_completion=False)
 
     @app.callback(invoke_without_command=True)
     def root(
@@ -57,15 +72,49 @@ def build() -> typer.Typer:
 
 
 def main() -> None:
+    if sys.stdout is None:  # what Python makes of a closed one
+        _say("standard output is closed, so there is nowhere to print to")
+        sys.exit(2)
+    status: Any = 2
     try:
         build()(prog_name="roce-ring")
+    except SystemExit as ended:
+        status = ended.code
     except RoceRingError as error:
-        print(f"roce-ring: {error.message}", file=sys.stderr)
-        if error.hint:
-            print(f"  fix: {error.hint}", file=sys.stderr)
-        sys.exit(2)
+        _say(error.message, error.hint)
     except KeyboardInterrupt:
-        sys.exit(130)
+        status = 130
+    except OSError:
+        if not (problem := _undelivered("\n")):
+            raise
+        _say(problem)
+    if problem := _undelivered():
+        _say(problem)
+        status = 2
+    sys.exit(status)
+
+
+def _say(message: str, hint: str = "") -> None:
+    print(f"roce-ring: {message}", file=sys.stderr)
+    if hint:
+        print(f"  fix: {hint}", file=sys.stderr)
+
+
+def _undelivered(more: str = "") -> str:
+    """Why standard output does not take what was printed, and `more`: unbuffered, what failed is not tried again by
+    itself. A reader that went away has seen enough: that is nothing."""
+    try:
+        if more:
+            sys.stdout.write(more)
+        sys.stdout.flush()
+        return ""
+    except BrokenPipeError:
+        reason = ""
+    except OSError as error:
+        reason = f"standard output cannot be written: {(error.strerror or str(error)).lower()}"
+    # What is still buffered goes nowhere, or Python would fail once more on it when it ends.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return reason
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from ..errors import RoceRingError
+from .number import number
 
 if TYPE_CHECKING:
     from ..control.client import RankClient
@@ -22,7 +23,7 @@ RunDir = Annotated[
     str, typer.Option(envvar="ROCE_RING_RUN_DIR", help="Directory of the control sockets.", show_default="the system's")
 ]
 Session = Annotated[str, typer.Option(help="Only ranks of this session name.", show_default="all")]
-Timeout = Annotated[float, typer.Option(min=0.1, max=60, help="Seconds to wait for each rank.")]
+Timeout = Annotated[float, number(float, 0.1, 60, "Seconds to wait for each rank.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 

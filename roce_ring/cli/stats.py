@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from .number import number
 from .ranks import Json, Report, RunDir, Session, Timeout, nothing_runs, reports, text_table
 
 SCHEMA = "roce-ring/stats/v1"
@@ -32,9 +33,7 @@ def register(app: typer.Typer) -> None:
         session: Session = "",
         timeout: Timeout = 2.0,
         as_json: Json = False,
-        watch: Annotated[
-            float, typer.Option(min=0, max=3600, help="Print again every so many seconds; 0 prints once.")
-        ] = 0,
+        watch: Annotated[float, number(float, 0, 3600, "Print again every so many seconds; 0 prints once.")] = 0,
     ) -> None:
         """Show the counters of this host's running ranks and of their paths.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import ConfigError, RoceRingError
+from .number import number
 from .ranks import Json, RunDir, Session, Timeout, ask, find, nothing_runs
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def register(app: typer.Typer) -> None:
     @app.command()
     def tune(
         values: Annotated[list[str], typer.Argument(metavar="KEY=VALUE...", help="idle_spins=N and/or nap_us=N.")],
-        rank: Annotated[int, typer.Option(min=-1, help="Only this rank.", show_default="all")] = -1,
+        rank: Annotated[int, number(int, -1, 15, "Only this rank.", show_default="all")] = -1,
         run_dir: RunDir = "",
         session: Session = "",
         timeout: Timeout = 2.0,
@@ -31,13 +32,10 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Change how long running ranks poll before they nap: before -> after.
 
-        Exits 1 if some ranks could not be changed, 2 if there are none.
+        Exits 1 if no rank runs, or if one could not be changed.
         """
         wanted = parse_values(values)
         endpoints = [one for one in find(run_dir, session) if rank in (-1, one.rank)]
-        if not endpoints:
-            sentence = nothing_runs(run_dir, session)
-            raise ConfigError(sentence if rank < 0 else sentence.replace("no rank", f"no rank {rank}", 1))
 
         def change(client: RankClient) -> tuple[IdlePolicy, IdlePolicy]:
             session_id = client.info().session_id
@@ -58,7 +56,10 @@ def register(app: typer.Typer) -> None:
                 print(f"{endpoint.session} rank {endpoint.rank}: {said}")
         if as_json:
             print(json.dumps({"schema": SCHEMA, "ranks": rows}, indent=2))
-        raise typer.Exit(1 if any(isinstance(answer, RoceRingError) for answer in answers) else 0)
+        elif not rows:
+            sentence = nothing_runs(run_dir, session)
+            print(sentence if rank < 0 else sentence.replace("no rank", f"no rank {rank}", 1))
+        raise typer.Exit(1 if not rows or any(isinstance(answer, RoceRingError) for answer in answers) else 0)
 
 
 def parse_values(values: list[str]) -> dict[str, int]:

@@ -39,9 +39,12 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], run
     return call
 
 
+PROGRAM = [sys.executable, "-m", "roce_ring.cli.main"]
+
+
 def program(*arguments: str, **environ: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "roce_ring.cli.main", *arguments],
+        [*PROGRAM, *arguments],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | environ,
     )  # fmt: skip
 
@@ -78,18 +81,8 @@ def test_status_shows_every_rank_with_its_reason(run: Run, serve: Serve) -> None
     code, out, err = run("status")
     assert (code, err) == (0, "")
     rows = out.splitlines()
-    assert rows[0].split() == [
-        "session",
-        "rank",
-        "world",
-        "state",
-        "pid",
-        "seq",
-        "provider",
-        "memory",
-        "found asleep",
-        "reason",
-    ]
+    columns = "session,rank,world,state,pid,seq,provider,memory,found asleep,reason"
+    assert re.split(" {2,}", rows[0]) == columns.split(",")
     assert rows[1].split() == ["job", "0", "4", "RUNNING", "4242", "4,294,967,301", "shm", "3.0", "MiB", "25.0%"]
     assert rows[4].endswith("waiting for rank 2")
     assert rows[5] == "memory of a rank of job: header 4.0 KiB, recv 3.0 MiB"
@@ -103,6 +96,7 @@ def test_status_of_an_aborted_rank_names_the_culprit_and_exits_1(run: Run, serve
 
 
 def test_status_with_nothing_running_says_where_it_looked(run: Run, run_dir: Path) -> None:
+    run_dir.mkdir()
     assert run("status") == (1, f"no rank is running on this host (looked in {run_dir})\n", "")
     assert json.loads(run("status", "--json")[1]) == {"schema": "roce-ring/status/v1", "ranks": []}
 
@@ -182,7 +176,7 @@ def test_tune_changes_running_ranks_and_stats_shows_it(run: Run, serve: Serve) -
         (["idle_spins=-1"], "idle_spins: -1 lets a starting rank choose; give a running one a number"),
         (["nap_us=0", "max_bytes=5"], "max_bytes is fixed while ranks run; idle_spins and nap_us can be changed"),
         (["nap_us=5", "nap_us=6"], "nap_us is given twice"),
-        (["nap_us=5", "--rank", "7"], "no rank 7 is running on this host"),
+        (["nap_us=0"], "nap_us: expected a whole number of microseconds from 1 to 1000, got '0'"),
     ],
 )
 def test_a_wrong_tune_is_one_sentence_and_changes_nothing(
@@ -195,6 +189,70 @@ def test_a_wrong_tune_is_one_sentence_and_changes_nothing(
     assert sentence in err
     assert "Traceback" not in err
     assert control.counters == before
+
+
+def test_tune_of_ranks_that_do_not_run_exits_as_status_does(run: Run, serve: Serve) -> None:
+    """A script that tunes before the job is up must be able to tell that from a wrong command line."""
+    serve()
+    code, out, err = run("tune", "nap_us=5", "--rank", "7")
+    assert (code, err) == (1, "")
+    assert out.startswith("no rank 7 is running on this host")
+    code, out, _ = run("tune", "nap_us=5", "--session", "none", "--json")
+    assert (code, json.loads(out)) == (1, {"schema": "roce-ring/tune/v1", "ranks": []})
+
+
+def test_a_run_directory_that_is_not_there_is_said(run: Run, tmp_path: Path) -> None:
+    """A typo in --run-dir must not look like a job that is down."""
+    code, out, _ = run("status", "--run-dir", str(tmp_path / "nowhere"))
+    assert code == 1
+    assert out == f"no rank is running on this host (there is no directory {tmp_path / 'nowhere'})\n"
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("arguments", [["status"], ["stats", "--json"], ["--help"], ["--version"]])
+def test_a_full_disk_under_the_output_is_one_sentence(run_dir: Path, arguments: list[str], unbuffered: str) -> None:
+    """`roce-ring status > /full/disk/file`: a result that nobody can read is no success, and no traceback."""
+    environ = {**os.environ, "ROCE_RING_RUN_DIR": str(run_dir), "PYTHONUNBUFFERED": unbuffered}
+    with Path("/dev/full").open("w") as full:
+        ran = subprocess.run(
+            [*PROGRAM, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, env=environ, check=False
+        )
+    sentence = "roce-ring: standard output cannot be written: no space left on device\n"
+    assert (ran.returncode, ran.stderr) == (2, sentence)
+
+
+def test_a_reader_that_has_seen_enough_and_a_closed_output(serve: Serve, run_dir: Path) -> None:
+    serve()
+    read, write = os.pipe()
+    os.close(read)
+    environ = {**os.environ, "ROCE_RING_RUN_DIR": str(run_dir)}
+    gone = subprocess.run(
+        [*PROGRAM, "status"], stdout=write, stderr=subprocess.PIPE, text=True, env=environ, check=False
+    )
+    os.close(write)
+    assert (gone.returncode, gone.stderr) == (0, "")
+    shut = subprocess.run(
+        ["sh", "-c", '"$@" >&-', "sh", *PROGRAM, "status"], stderr=subprocess.PIPE, text=True, env=environ, check=False
+    )
+    assert (shut.returncode, shut.stderr.count("\n")) == (2, 1)
+    assert "standard output is closed" in shut.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["bench", "--local", "1"], "Invalid value for '--local': '1' is not a whole number from 2 to 16"),
+        (["bench", "--iters", "x"], "Invalid value for '--iters': 'x' is not a whole number from 1 to 100000"),
+        (["bench", "--paths", "5"], "Invalid value for '--paths': '5' is not a whole number from 1 to 4"),
+        (["status", "--timeout", "nan"], "Invalid value for '--timeout': 'nan' is not a number from 0.1 to 60"),
+        (["stats", "--watch", "-1"], "Invalid value for '--watch': '-1' is not a number from 0 to 3600"),
+        (["tune", "nap_us=5", "--rank", "16"], "Invalid value for '--rank': '16' is not a whole number from -1 to 15"),
+    ],
+)
+def test_a_number_out_of_range_is_told_with_its_range(run: Run, arguments: list[str], sentence: str) -> None:
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert sentence in " ".join(re.sub("[│╭╮╰╯─]", " ", err).split())
 
 
 def test_an_unreadable_run_directory_is_one_sentence(run: Run, tmp_path: Path) -> None:
@@ -211,7 +269,7 @@ def test_wrong_usage_exits_2(run: Run, arguments: list[str]) -> None:
     assert "Traceback" not in err
 
 
-def test_status_follow_prints_events_as_they_happen_and_ctrl_c_is_quiet(serve: Serve, run_dir: Path) -> None:
+def test_status_follow_prints_events_as_they_happen_until_ctrl_c(serve: Serve, run_dir: Path) -> None:
     control, _ = serve()
     control.happen(EventKind.LATE, "rank 2 is late", 2)
     process = program("status", "--follow", ROCE_RING_RUN_DIR=str(run_dir), PYTHONUNBUFFERED="1")
@@ -222,7 +280,7 @@ def test_status_follow_prints_events_as_they_happen_and_ctrl_c_is_quiet(serve: S
     assert next(lines) == "job rank 0: resolved: rank 2 came after 1.2 s\n"
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=10)
-    assert (process.returncode, err) == (130, "")
+    assert (process.returncode, err) == (130, "interrupted\n")
 
 
 def test_stats_watch_repeats_until_interrupted(serve: Serve, run_dir: Path) -> None:
@@ -240,4 +298,4 @@ def test_stats_watch_repeats_until_interrupted(serve: Serve, run_dir: Path) -> N
     assert first["schema"] == "roce-ring/stats/v1"
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=10)
-    assert (process.returncode, err) == (130, "")
+    assert (process.returncode, err) == (130, "interrupted\n")
