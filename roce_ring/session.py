@@ -21,12 +21,14 @@ from .native import (
     CPU_REFUSED,
     HELLO_BYTES,
     PROVIDERS,
+    RECORDS,
     STATES,
     Config,
     DeviceState,
     Event,
     Layout,
     Op,
+    Record,
     Stats,
     call,
     describe_op,
@@ -283,6 +285,16 @@ class Session:
     def read_events(self, after: int, room: Array[Event]) -> int:
         """Fills `room` with the proxy's events above index `after`; returns how many. Only while the proxy is there."""
         return int(self._native.proxy.rr_proxy_events(self._proxy, after, room, len(room)))
+
+    def read_records(self) -> list[Record]:
+        """The flight recorder: the last operations that the proxy saw, oldest first. A copy; the newest may be half
+        written."""
+        with self._life:
+            if self._proxy is None:
+                return []
+            ring = (Record * RECORDS).from_address(self.region + self.layout.records)
+            copy = (Record * RECORDS).from_buffer_copy(ring)
+        return sorted((one for one in copy if one.commands), key=lambda one: int(one.seq))
 
     def set_idle(self, idle_spins: int, nap_us: int) -> None:
         with self._life:

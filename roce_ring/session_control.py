@@ -24,6 +24,7 @@ from .control.model import (
     RankStats,
     SessionState,
 )
+from .modes import modes
 from .native import EVENT_KINDS, STATES, Event, native
 from .verdict import sequence, verdict
 
@@ -104,6 +105,19 @@ class SessionControl:
             text = f"path {event.path} to rank {peer} changed: {native().errors[int(event.reason)].meaning}"
         log.log(level, "%s", text)
         self.add_event(EventKind(kind), text, peer, seq)
+        if kind == "ABORT":
+            log.info("operations of rank %d before that: %s", self._session.rank, self.last_operations())
+
+    def last_operations(self, count: int = 8) -> str:
+        """What the flight recorder holds, newest last, in words: for the log of a session that ended."""
+        names = {one.value: one.name for one in modes().values()}
+        texts = []
+        for record in self._session.read_records()[-count:]:
+            took = record.completed_ns - record.first_command_ns
+            end = f"sent in {took / 1000:.0f} us" if record.completed_ns else "not all sent"
+            late = "".join(f", late: rank {p}" for p in range(self._session.world) if record.late_peers >> p & 1)
+            texts.append(f"{record.seq} {names.get(record.mode, 'gather or scatter')} {record.bytes} B {end}{late}")
+        return "; ".join(texts) or "none"
 
     def add_event(self, kind: EventKind, text: str, peer: int | None = None, seq: int | None = None) -> None:
         with self._new_event:

@@ -55,6 +55,8 @@ def test_kill_9_in_the_middle_of_a_run(start: Starter, mode: str, victim: int, e
         assert f"rank {victim}" in one.error.message
         assert one.ended - killed < NAMES_IT_WITHIN_S
         assert one.said(f"rank {victim}: a peer's process is gone")
+        recorded = one.said(rf"operations of rank {one.rank} before that: .*\d+ {mode} \d+ B sent in \d+ us; ")
+        assert recorded, "the log of a job that died shows its last operations"
 
 
 def idle(me: Rank) -> dict[str, Any]:
