@@ -18,6 +18,7 @@ from .errors import ConfigError
 
 PREFIX = "ROCE_RING_"
 _MIB = 1 << 20
+_LISTED = "docs/settings.md lists every setting with its bounds"
 
 Value = int | float | str
 
@@ -59,7 +60,7 @@ class Settings:
     )
     gather_bytes: int = _knob(
         0,
-        "largest all-gather input of one rank that is gathered here; 0 leaves all-gather to the engine",
+        "largest all-gather input of one rank that is gathered here; 0 takes max_bytes",
         unit="bytes",
         low=0,
         high=1024 * _MIB,
@@ -186,6 +187,19 @@ class Settings:
         "/tmp/roce-ring-UID",
     )
 
+    def __post_init__(self) -> None:
+        """Values given in code are checked like all others. Raises ConfigError with every problem."""
+        problems = []
+        for key in KNOBS:
+            value = getattr(self, key)
+            if value != _DEFAULTS[key]:
+                try:
+                    object.__setattr__(self, key, _check(key, value))
+                except ValueError as error:
+                    problems.append(f"{key}: {error}")
+        if problems:
+            raise ConfigError("settings: " + "; ".join(problems), _LISTED)
+
     @classmethod
     def from_env(cls, environ: Mapping[str, str], base: Settings | None = None) -> Settings:
         """Settings of an environment, over `base` (for example a file's). Names that neither begin with ROCE_RING_ nor
@@ -246,9 +260,7 @@ class Settings:
         if not problems:
             problems = _contradictions(built)
         if problems:
-            raise ConfigError(
-                f"{source}: " + "; ".join(problems), hint="docs/settings.md lists every setting with its bounds"
-            )
+            raise ConfigError(f"{source}: " + "; ".join(problems), _LISTED)
         return built
 
     def agreement(self) -> dict[str, str | int]:
@@ -266,7 +278,8 @@ def knob_of(one: Field[Any]) -> Knob:
 
 
 KNOBS: dict[str, Knob] = {one.name: knob_of(one) for one in fields(Settings)}
-_TYPES: dict[str, type] = {one.name: type(one.default) for one in fields(Settings)}
+_DEFAULTS: dict[str, Value] = {one.name: cast(Value, one.default) for one in fields(Settings)}
+_TYPES: dict[str, type] = {key: type(value) for key, value in _DEFAULTS.items()}
 
 
 def env_name(key: str) -> str:

@@ -93,6 +93,9 @@ class Meeting:
                 first = self._members[who.rank].identity
                 sentence = f"rank {who.rank} joined twice: {first} and {who}"
                 hint = f"give every process a rank of its own, 0 to {self.world - 1}"
+                if str(first) == str(who):
+                    sentence = f"rank {who.rank} joined twice: {who}, both times"
+                    hint = "give a second communicator of one process an address and a ROCE_RING_NAME of its own"
                 if len(self._members) == self.world and all(member.rounds for member in self._members.values()):
                     raise ExchangeError(f"{sentence}; the first one's job is complete and goes on", hint)
                 raise self.fail(sentence, hint)

@@ -138,9 +138,12 @@ class SocketLock:
                 if time.monotonic() < deadline:
                     time.sleep(0.05)
                     continue
+                mine = owner.startswith(f"pid {os.getpid()},")
                 raise TakenError(
-                    f"{self.path} is already served by a running process ({owner})",
-                    hint="stop that one, or give this job another ROCE_RING_NAME",
+                    f"{self.path} is already served by {'this' if mine else 'a running'} process ({owner})",
+                    hint="give the second communicator another name: settings=Settings(name=...)"
+                    if mine
+                    else "stop that one, or give this job another ROCE_RING_NAME",
                 ) from None
             if _is_same_file(fd, self._lock_path):
                 return fd

@@ -102,6 +102,15 @@ def test_a_rank_that_joins_twice_fails_all() -> None:
             late()
 
 
+def test_a_process_that_joins_twice_is_told_that_it_is_one_process() -> None:
+    """Two communicators in one program at one address: "pid 7 and pid 7" would send the user looking for another."""
+    meeting = Meeting("a", 2, "unix:/x")
+    meeting.join(who(0, 2))
+    with pytest.raises(ExchangeError, match="rank 0 joined twice: pid 100 on spark-0, both times") as caught:
+        meeting.join(who(0, 2))
+    assert "an address and a ROCE_RING_NAME of its own" in caught.value.hint
+
+
 def test_a_second_copy_of_a_running_job_is_refused_alone() -> None:
     """Somebody starts the job again by mistake: the running one must not notice."""
     meeting, tokens = meet()

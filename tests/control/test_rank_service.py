@@ -249,7 +249,7 @@ def test_only_user_and_group_can_reach_the_socket(serve: Serve, run_dir: Path) -
 def test_a_second_server_on_the_same_path_is_refused_and_harms_nothing(serve: Serve) -> None:
     """gRPC alone would let the second one take the socket over in silence."""
     _, server = serve()
-    with pytest.raises(SetupError, match=r"is already served by a running process \(pid \d+, session job, rank 0\)"):
+    with pytest.raises(SetupError, match=r"is already served by this process \(pid \d+, session job, rank 0\)"):
         serve()
     with RankClient(server.path) as client:
         assert client.info().rank == 0

@@ -156,6 +156,9 @@ def test_cleaning_leaves_alone_what_is_not_ours(tmp_path: Path) -> None:
 def test_a_lock_is_free_again_once_released(tmp_path: Path) -> None:
     path = tmp_path / "job-r0.sock"
     first = SocketLock(path, "first")
+    with pytest.raises(SetupError, match=rf"already served by this process \(pid {os.getpid()}, first\)") as caught:
+        SocketLock(path, "a second communicator of this process")
+    assert "settings=Settings(name=...)" in caught.value.hint
     assert lock_path(path).read_text() == f"pid {os.getpid()}, first"
     first.release()
     first.release()

@@ -44,7 +44,7 @@ def test_every_knob_is_read_under_each_of_its_names(key: str) -> None:
     value = {"hca": "a,b", "peer_hca_maps": "1=0/1;0=0/1", "name": "job-2", "mode": "ring", "provider": "shm"}.get(key)
     if value is None:
         value = "/x/y" if isinstance(default, str) else str(int((knob.low or 0) + 2))
-    base = Settings(hca="a,b") if key == "peer_hca_maps" else Settings(forward_chunk_bytes=1024)
+    base = Settings(hca="a,b") if key == "peer_hca_maps" else Settings(forward_chunk_bytes=4096)
     for name in (env_name(key), *knob.aliases):
         if key == "forward_window_bytes":
             value = "4096"
@@ -130,6 +130,26 @@ def test_a_wrong_file_is_one_sentence(tmp_path: Path, text: str, sentence: str) 
         Settings.from_file(file)
     assert sentence in caught.value.message
     assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"mode": "x"}, "settings: mode: expected one of auto, full"),
+        ({"late_s": "a"}, "late_s: expected a number of seconds from 0.01 to 3600, got 'a'"),
+        ({"max_bytes": -5}, "max_bytes: expected a whole number of bytes from 16 to 1073741824, got '-5'"),
+        (
+            {"name": "a/../../b", "nap_us": 0},
+            "nap_us: expected a whole number of microseconds from 1 to 1000, got '0'; name",
+        ),
+    ],
+)
+def test_settings_made_in_code_are_checked_too(given: dict[str, object], sentence: str) -> None:
+    """A name is part of a path and a mode is looked up: neither may get that far."""
+    with pytest.raises(ConfigError) as caught:
+        Settings(**given)  # type: ignore[arg-type]
+    assert sentence in caught.value.message
+    assert Settings(late_s=2).agreement() == Settings(late_s=2.0).agreement()
 
 
 def test_a_missing_file_is_one_sentence(tmp_path: Path) -> None:
