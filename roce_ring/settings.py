@@ -142,7 +142,13 @@ class Settings:
         low=-1,
         high=1_000_000_000_000,
     )
-    nap_us: int = _knob(20, "length of the first nap; naps double up to 1 ms", unit="us", low=1, high=1000)
+    nap_us: int = _knob(
+        20,
+        "length of the first nap; naps double up to 1 ms, or 5 ms where kernels can wake the thread (CPU)",
+        unit="us",
+        low=1,
+        high=1000,
+    )
     proxy_cpu: int = _knob(
         -1,
         "CPU the proxy thread is pinned to; -1 leaves it to the scheduler (pinning measured from neutral to -5.5 %)",
