@@ -56,7 +56,9 @@ static void tell(rr_proxy *proxy, const rr_notice *notice) {
 
 void rr_watch_say_goodbye(rr_proxy *proxy) {
     uint64_t word = rr_load_acquire(&rr_abort_line(proxy)->word);
-    rr_notice notice = {.stop = word, .beat = ++proxy->beat};
+    /* `waiting` stays what it was: a peer that reads it before it reads `stop` must not take us for the end of its
+     * chain. */
+    rr_notice notice = {.stop = word, .beat = ++proxy->beat, .waiting = proxy->told_mask};
     if (!word)
         notice.stop = RR_ABORT_WORD(RR_ERR_PEER_CLOSED, proxy->config.rank, 0, 0, rr_progress_of(proxy)->seq_posted);
     tell(proxy, &notice);
@@ -137,8 +139,10 @@ static void watch_peer(rr_proxy *proxy, uint32_t p, uint64_t now) {
     }
     if ((proxy->closed_mask & 1u << p) && waited > CLOSED_GRACE_NS && now - proxy->closed_ns[p] > CLOSED_GRACE_NS)
         rr_watch_abort(proxy, RR_ABORT_WORD(RR_ERR_PEER_CLOSED, p, phase, path, seq));
-    if (waited >= proxy->config.peer_timeout_ms * MS)
+    if (waited >= proxy->config.peer_timeout_ms * MS) {
+        read_notices(proxy); /* whoever waits for the culprit itself knows best, and its time is up now too */
         rr_watch_abort(proxy, RR_ABORT_WORD(RR_ERR_PEER_TIMEOUT, end_of_chain(proxy, p), phase, path, seq));
+    }
 }
 
 static void watch_alive(rr_proxy *proxy, uint64_t now) {
@@ -208,7 +212,7 @@ void rr_watch_tick(rr_proxy *proxy, uint64_t now) {
         if (proxy->abort_told) return;
         proxy->abort_told = true;
         __atomic_store_n(&proxy->state, RR_STATE_ABORTED, __ATOMIC_RELEASE);
-        tell(proxy, &(rr_notice){.stop = word, .beat = ++proxy->beat});
+        tell(proxy, &(rr_notice){.stop = word, .beat = ++proxy->beat, .waiting = proxy->told_mask});
         rr_event_push(proxy, (rr_event){.kind = RR_EVENT_ABORT,
                                         .reason = RR_ABORT_REASON(word),
                                         .peer = RR_ABORT_CULPRIT(word),
