@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -22,17 +23,21 @@ TOOLS = {
     "setpriv": "util-linux",
     "ibv_rc_pingpong": "ibverbs-utils",
     "ib_write_lat": "perftest",
+    "cc": "gcc",
 }
+FILES = {"/usr/include/infiniband/verbs.h": "libibverbs-dev", "/etc/libibverbs.d/rxe.driver": "ibverbs-providers"}
 
 
 def _in_the_way() -> str:
     """Why the ring cannot run here, in words; empty if it can."""
     if os.geteuid() != 0:
         return "the Soft-RoCE ring needs root"
-    if missing := sorted({package for tool, package in TOOLS.items() if not shutil.which(tool)}):
-        return f"the Soft-RoCE ring needs tools: apt-get install {' '.join(missing)}"
+    missing = {package for tool, package in TOOLS.items() if not shutil.which(tool)}
+    missing |= {package for file, package in FILES.items() if not Path(file).exists()}
+    if missing:
+        return f"the Soft-RoCE ring needs tools: apt-get install {' '.join(sorted(missing))}"
     if not kernel.cached():
-        return "no Soft-RoCE kernel in the cache: ROCE_RING_SOFT=1 builds it (about 5 minutes)"
+        return "no Soft-RoCE kernel in the cache: ROCE_RING_SOFT=1 builds it (about 6 minutes on two cores)"
     return ""
 
 
