@@ -13,11 +13,9 @@
 #ifdef __CUDACC__
 #define RR_GPU 1
 #define RR_FN __device__ __forceinline__
-#define RR_NOINLINE __device__ __noinline__
 #else
 #define RR_GPU 0
 #define RR_FN static inline
-#define RR_NOINLINE static __attribute__((noinline))
 #include <string.h>
 #endif
 

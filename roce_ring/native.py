@@ -273,6 +273,7 @@ class Native:
             int(value): ErrorKind(int(value), name, *rest.split("\t"))
             for value, name, rest in (line.split(" ", 2) for line in p.rr_error_table().decode().splitlines())
         }
+        self.reasons = {kind.name: kind.value for kind in self.errors.values()}
         self.wire_version = int(p.rr_wire_version())
         self.providers = tuple(name for name, bit in PROVIDERS.items() if p.rr_providers() >> bit & 1)
 

@@ -40,7 +40,6 @@ from .topology import Topology
 from .verdict import verdict
 
 MEETING_S = 60.0
-_ABORTED_BY_USER = 4
 # Where threads outnumber cores nobody may spin: a waiting kernel takes the proxy's turns itself and then sleeps until
 # a peer's flag wakes it, and the proxy's thread only naps and watches. Elsewhere the proxy polls (20,000,000 polls
 # cover the gaps of a decode step; 200,000 cost 8.6 % of it) and a kernel looks for about a millisecond before it
@@ -307,7 +306,7 @@ class Session:
         """Ends the session on all ranks, naming this one."""
         with self._life:
             if self._proxy is not None:
-                self._native.proxy.rr_proxy_abort(self._proxy, _ABORTED_BY_USER, self.rank)
+                self._native.proxy.rr_proxy_abort(self._proxy, self._native.reasons["ABORTED_BY_USER"], self.rank)
 
     # ---- going down ----
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from .errors import PeerClosed, PeerDead, PeerTimeout, SessionAborted
 from .native import NOBODY, native
 
-_INTERNAL = 10
 _EXCEPTIONS = {"PEER_DEAD": PeerDead, "PEER_CLOSED": PeerClosed, "PEER_TIMEOUT": PeerTimeout}
 
 
@@ -17,8 +16,8 @@ def sequence(word: int) -> int:
 def verdict(word: int, rank: int, note: str = "") -> SessionAborted:
     """`rank`: who sees it. `note`: what more this rank knows."""
     reason, culprit, witness = word & 0xFF, word >> 8 & 0xFF, word >> 24 & 0xFF
-    errors = native().errors
-    kind = errors.get(reason) or errors[_INTERNAL]
+    lib = native()
+    kind = lib.errors.get(reason) or lib.errors[lib.reasons["INTERNAL"]]
     who = None if culprit == NOBODY else culprit
     sentence = kind.meaning if who is None else f"rank {who}: {kind.meaning}"
     if kind.name in ("OP_MISMATCH", "PROTOCOL"):  # either may be the odd one out: nobody is blamed

@@ -12,15 +12,9 @@
 #define TAG_RAISES_FLAG 1u
 #define TAG_WINDOWED 2u
 
-static uint32_t ring_position(const rr_proxy *proxy, uint32_t rank) {
-    uint32_t at = 0;
-    while (proxy->config.order[at] != rank) at++; /* rr_proxy_create checked that order is a permutation */
-    return at;
-}
-
 /* Rank that is `distance` places after ours on the ring, 1..world-1. */
 static uint32_t ring_peer(const rr_proxy *proxy, uint32_t distance) {
-    return proxy->config.order[(ring_position(proxy, proxy->config.rank) + distance) % proxy->config.world];
+    return proxy->config.order[(proxy->position + distance) % proxy->config.world];
 }
 
 static bool all_direct(const rr_proxy *proxy, uint32_t peer) {

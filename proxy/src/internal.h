@@ -34,7 +34,8 @@ typedef struct rr_window {
 } rr_window;
 
 struct rr_proxy {
-    rr_config config; /* fixed after create */
+    rr_config config;  /* fixed after create */
+    uint32_t position; /* of our rank in config.order; likewise */
     rr_layout layout;
     uint64_t layout_hash;
     rr_provider provider;

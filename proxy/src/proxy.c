@@ -169,6 +169,7 @@ rr_proxy *rr_proxy_create_with(const rr_config *config, const rr_provider_ops *o
     rr_proxy *proxy = calloc(1, sizeof *proxy);
     if (!proxy) return rr_fail(why, "out of memory"), NULL;
     proxy->config = *config;
+    while (config->order[proxy->position] != config->rank) proxy->position++; /* check_config saw a permutation */
     proxy->region_fd = -1;
     proxy->layout = rr_layout_of(config->world, config->slot_bytes);
     proxy->layout_hash = rr_layout_hash(config->world, config->slot_bytes);
