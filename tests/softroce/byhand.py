@@ -23,6 +23,12 @@ def apply(node: Node) -> None:
             node.batch(tool, batch)
 
 
+def restore(node: Node) -> None:
+    """Neighbours and routes once more: a port that was down has lost its own. Raises GuestError."""
+    steps = [step.argv for step in up(node.plan) if step.argv[:2] in (("ip", "neigh"), ("ip", "route"))]
+    node.batch("ip", [" ".join((what, "replace", *words)) for _, what, _, *words in steps])
+
+
 def _marks(plan: NodePlan) -> list[str]:
     netdevs = {hca.rdma: hca.netdev for hca in plan.hcas}
     lines = []

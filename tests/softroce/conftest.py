@@ -1,6 +1,7 @@
 """Fixtures of the Soft-RoCE tests: one boot per module, and what the guest said with every failure.
 
-A module says what it wants with ``RING = (nodes, planes)``; without it gets the four-Spark ring on both planes.
+A module says what it wants with ``RING = (nodes, planes)`` or ``(nodes, planes, processors of the guest)``; without it
+gets the four-Spark ring on both planes and one processor.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.softroce import kernel
+from tests.softroce import byhand, kernel
 from tests.softroce.ring import Ring, plan_of
 
 WANTED = os.environ.get("ROCE_RING_SOFT") == "1"
@@ -61,8 +62,18 @@ def soft_ring() -> type[Ring]:
 
 @pytest.fixture(scope="module")
 def ring(request: pytest.FixtureRequest, soft_ring: type[Ring]) -> Iterator[Ring]:
-    with soft_ring(plan_of(*getattr(request.module, "RING", (4, 2)))) as ring:
+    """The module's ring. Several in turn: ``@pytest.mark.parametrize("ring", [...], indirect=True, scope="module")``."""
+    nodes, planes, *cpus = getattr(request, "param", getattr(request.module, "RING", (4, 2)))
+    with soft_ring(plan_of(nodes, planes), *cpus) as ring:
         yield ring
+
+
+@pytest.fixture(scope="module")
+def planned_ring(ring: Ring) -> Ring:
+    """The same ring, its plan set up by hand: far nodes are reached through their neighbours."""
+    for node in ring.nodes:
+        byhand.apply(node)
+    return ring
 
 
 @pytest.hookimpl(wrapper=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -18,6 +19,7 @@ INIT = Path(__file__).with_name("guest_init.sh")
 BOOT_S = 30.0
 TIMED_OUT = 124  # what timeout(1) says
 REPORT_LINES = 30
+REPORT_COMMANDS = 10
 
 
 class GuestError(Exception):
@@ -56,8 +58,29 @@ class Job:
 
     @property
     def output(self) -> str:
-        """What it has printed so far, as far as the guest has written it."""
-        return (self._guest.share / f"{self._number}.out").read_text(errors="replace")
+        """What it has printed so far. Raises GuestError if the guest died."""
+        return self._guest.run(f"cat /ring/{self._number}.out").output  # its pages reach the host's file late
+
+    def ended(self) -> bool:
+        return self._guest.is_done(self._number)
+
+    def until(self, pattern: str, limit_s: float = 10) -> str:
+        """Wait until its output has a match of the extended regular expression; the first line that has one. Raises
+        GuestError if it ends or the time is up first."""
+        out, over = f"/ring/{self._number}.out", f"/ring/{self._number}.rc"
+        look = f"grep -m 1 -aE -e {shlex.quote(pattern)} {out}"
+        found = self._guest.run(f"until {look} || [ -e {over} ]; do sleep 0.02; done 2> /dev/null", limit_s=limit_s)
+        if found.timed_out or not found.output:
+            why = f"did not come within {limit_s:g} s" if found.timed_out else "did not come before it ended"
+            raise GuestError(f"{pattern!r} {why} from '{self._command}'; it printed:\n{self.output}")
+        return found.output.rstrip("\n")
+
+    def signal(self, name: str) -> None:
+        """Send TERM, KILL, STOP, CONT, ... to the process that the command is (a shell's children do not get it: start
+        a program as the command's last, so that it takes the shell's place). Raises GuestError if it has ended."""
+        pid = f"/ring/{self._number}.pid"
+        started = f"until [ -s {pid} ]; do sleep 0.02; done 2> /dev/null"
+        self._guest.run(f"{started}; kill -{name} $(cat {pid})").check()
 
 
 class Guest:
@@ -70,7 +93,7 @@ class Guest:
         self.share = Path(tempfile.mkdtemp(prefix="roce-ring-soft."))
         self._done: set[int] = set()
         self._changed = threading.Condition()
-        self._recent: list[Result] = []
+        self._commands: dict[int, str] = {}
         self._last = 0
         self._gone = False
 
@@ -135,13 +158,18 @@ class Guest:
             self._last += 1
             number = self._last
         (self.share / f"{number}.sh").write_text(command + "\n")
+        said = self._commands[number] = f"{node}: {command}" if node else command
         with contextlib.suppress(ConnectionError):  # a dead guest is result()'s to report
             self._line.sendall(f"{number} {limit_s:g} {node}\n".encode())
-        return Job(self, number, f"{node}: {command}" if node else command, limit_s)
+        return Job(self, number, said, limit_s)
 
     def run(self, command: str, node: str = "", limit_s: float = 30) -> Result:
         """The same, and wait for it."""
         return self.spawn(command, node, limit_s).wait()
+
+    def is_done(self, number: int) -> bool:
+        with self._changed:
+            return number in self._done
 
     def result(self, number: int, command: str, limit_s: float) -> Result:
         with self._changed:
@@ -150,21 +178,25 @@ class Guest:
                 state = "died" if self._gone else "hangs"
                 raise GuestError(f"the guest {state} in '{command}'; its console says:\n{self.console()}")
         output = (self.share / f"{number}.out").read_text(errors="replace")
-        result = Result(command, int((self.share / f"{number}.rc").read_text()), output)
-        self._recent = [*self._recent[-9:], result]
-        return result
+        return Result(command, int((self.share / f"{number}.rc").read_text()), output)
 
     def console(self) -> str:
         """The end of the kernel's log."""
         return "\n".join((self.share / "console").read_text(errors="replace").splitlines()[-REPORT_LINES:])
 
     def report(self) -> str:
-        """For a failed test: the last commands and the end of the kernel's log."""
-        commands = [
-            f"$ {done.command}\n" + "\n".join(done.output.splitlines()[-REPORT_LINES:]) + f"\n[{done.status}]"
-            for done in self._recent
-        ]
-        return "\n".join([*commands, "--- console ---", self.console()])
+        """For a failed test: what still runs, the last commands, and the end of the kernel's log."""
+        if not self._gone:
+            self.run("sync /ring/*.out", limit_s=5)  # what has been printed so far reaches the host
+        numbers = list(self._commands)
+        chosen = [number for number in numbers if number in numbers[-REPORT_COMMANDS:] or number not in self._done]
+        return "\n".join([*map(self._report_of, chosen), "--- console ---", self.console()])
+
+    def _report_of(self, number: int) -> str:
+        file = self.share / f"{number}.out"
+        printed = file.read_text(errors="replace").splitlines()[-REPORT_LINES:] if file.exists() else []
+        status = (self.share / f"{number}.rc").read_text().strip() if number in self._done else "still running"
+        return "\n".join([f"$ {self._commands[number]}", *printed, f"[{status}]"])
 
     def stop(self) -> None:
         """End every process of the guest and remove its files. Nothing of it is worth an orderly shutdown."""

@@ -1,8 +1,9 @@
 #!/bin/bash
 # First process of the Soft-RoCE guest. The host's root is mounted read-only; an overlay in memory makes it writable
 # without touching the host. /ring is a host directory shared with the driver (guest.py): job N is the script /ring/N.sh,
-# its output goes to /ring/N.out and its exit status to /ring/N.rc. The serial line carries "N SECONDS NODE" in and "N"
-# out once job N is over; it stays this short because its input path hangs on long lines.
+# its output goes to /ring/N.out, its process number to /ring/N.pid and its exit status to /ring/N.rc. The serial line
+# carries "N SECONDS NODE" in and "N" out once job N is over; it stays this short because its input path hangs on long
+# lines.
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8
 
 if [ "$1" != inside ]; then
@@ -30,7 +31,9 @@ echo 1 > /sys/kernel/rcu_expedited       # name spaces and links come and go wit
 ulimit -l unlimited
 
 job() {
-    timeout --kill-after=2 "$2" ${3:+ip netns exec "$3"} bash "/ring/$1.sh" < /dev/null > "/ring/$1.out" 2>&1
+    # -c, not the file: a script's last command then takes the shell's place, and signals meant for it reach it
+    script="echo \$\$ > /ring/$1.pid"$'\n'$(< "/ring/$1.sh")
+    timeout --kill-after=2 "$2" ${3:+ip netns exec "$3"} bash -c "$script" < /dev/null > "/ring/$1.out" 2>&1
     echo $? > "/ring/$1.rc"
     echo "$1" > /dev/ttyS0
 }

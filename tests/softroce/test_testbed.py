@@ -12,6 +12,7 @@ import pytest
 
 from mesh.model import Hca
 from tests.softroce import byhand, faults
+from tests.softroce.guest import GuestError
 from tests.softroce.ring import Node, Ring, plan_of
 from tests.softroce.run_trial import build
 from tests.softroce.traffic import End, pingpong, start, write
@@ -79,6 +80,23 @@ def test_a_command_gives_its_status_its_output_and_no_more_than_its_time(ring: R
     assert node.run("sleep 30 & sleep 30", limit_s=0.5).timed_out
     assert time.monotonic() - began < 3
     assert not node.run("ip netns pids s2 | grep -v $$ | xargs -r ps -o comm= -p | grep sleep").output
+
+
+def test_a_background_program_is_watched_and_signalled(ring: Ring) -> None:
+    node = ring.nodes[0]
+    program = "import signal, time; signal.signal(15, lambda *_: exit(3)); print('ready', flush=True); time.sleep(60)"
+    job = node.spawn(f'echo starting; python3 -c "{program}"', limit_s=60)
+    assert job.until("^ready") == "ready"
+    assert job.output == "starting\nready\n"
+    assert not job.ended()
+    assert "ready\n[still running]" in ring.guest.report()
+    job.signal("TERM")
+    assert job.wait().status == 3
+    assert job.ended()
+    with pytest.raises(GuestError, match="No such process"):
+        job.signal("KILL")
+    with pytest.raises(GuestError, match="'later' did not come before it ended"):
+        node.spawn("echo now").until("later")
 
 
 def test_the_host_stays_as_it_was(ring: Ring) -> None:
