@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path as FilePath
+from typing import TYPE_CHECKING
 
 from .errors import ConfigError
 from .native import MAX_PATHS, MAX_WORLD
 from .settings import Settings
+
+if TYPE_CHECKING:
+    from .mesh.model import Plan
 
 _PLAN_AGAIN = "plan again: roce-ring plan FACTS"
 
@@ -74,14 +78,19 @@ class Topology:
         return of_plan
 
 
-def _from_plan(file: str, rank: int, world: int) -> Topology:
+def plan_of(file: str) -> Plan:
+    """The plan in a file. Raises ConfigError."""
     from .mesh.finding import Refused
     from .mesh.loading import load_plan
 
     try:
-        plan = load_plan(FilePath(file))
+        return load_plan(FilePath(file))
     except Refused as refused:
         raise ConfigError(f"plan {file} cannot be used: {refused}") from refused
+
+
+def _from_plan(file: str, rank: int, world: int) -> Topology:
+    plan = plan_of(file)
     if len(plan.hosts) != world:
         raise ConfigError(f"plan {file} is for {len(plan.hosts)} ranks, this world has {world}", _PLAN_AGAIN)
     ways: list[list[Path]] = [[] for _ in range(world)]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import msgspec
 
 from ..errors import ConfigError
-from ..settings import did_you_mean
+from ..settings import Settings, did_you_mean
 
 GLOO = "gloo"  # stands in the mode column for torch's all-reduce over its gloo backend
 OPS = ("all_reduce", "all_gather", "reduce_scatter")
@@ -101,6 +102,14 @@ class Spec(msgspec.Struct, frozen=True):
     def capacity(self) -> int:
         """Bytes a session needs for it: sizes round up to whole elements per rank, chunks to 16 bytes."""
         return max(self.sizes) + 32 * 16
+
+    def roomy(self, settings: Settings) -> Settings:
+        """`settings` with room for every size."""
+        return replace(
+            settings,
+            max_bytes=max(settings.max_bytes, self.capacity),
+            gather_bytes=max(settings.gather_bytes, self.capacity),
+        )
 
 
 def build(spec: Spec, world: int, choose: Callable[[int], str]) -> list[Case]:

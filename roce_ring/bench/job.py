@@ -50,6 +50,7 @@ class RankFacts(msgspec.Struct, frozen=True):
     isa: str
     cpus: int
     crowded: bool
+    cpu_s: float  # processor time of the rank
     idle_spins: int
     nap_us: int
     asleep_share: float
@@ -69,7 +70,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, frozen=True, tag="result"):
-    """Rank 0's, for all ranks."""
+    """Of all ranks together."""
 
     world: int
     ranks: list[RankFacts]

@@ -11,10 +11,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
-from types import FrameType
 from typing import IO, Any
 
 import msgspec
@@ -24,6 +23,7 @@ from ..errors import RoceRingError
 from ..settings import Settings
 from .cases import Spec
 from .job import Answer, Failed, Job, Result, decode
+from .process import interruptible
 
 _GRACE_S = 2.0  # how long ranks may take to leave by themselves
 _OTHERS_S = 0.5  # after the first failure, how long to wait for one that explains it
@@ -74,14 +74,9 @@ class _Rank:
 def run_local(world: int, spec: Spec, settings: Settings, paths: int, tell: Callable[[Answer], None]) -> Result:
     """Runs `spec` on `world` new processes. `tell` gets progress and log records as they come. Raises RankFailed with
     the rank's own words, or with how it ended."""
-    settings = replace(
-        settings,
-        name=f"bench-{os.getpid()}",
-        max_bytes=max(settings.max_bytes, spec.capacity),
-        gather_bytes=max(settings.gather_bytes, spec.capacity),
-    )
+    settings = replace(spec.roomy(settings), name=f"bench-{os.getpid()}")
     with contextlib.ExitStack() as cleanup:
-        cleanup.enter_context(_interruptible())
+        cleanup.enter_context(interruptible())
         # Only this user can look into the directory; what is in it goes with it.
         place = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="roce-ring-bench-")))
         cleanup.callback(_remove_sockets, settings)
@@ -94,11 +89,10 @@ def run_local(world: int, spec: Spec, settings: Settings, paths: int, tell: Call
         for rank in range(world):
             stderr = cleanup.enter_context((place / f"rank-{rank}.stderr").open("w+b"))
             ranks.append(_Rank(rank, order, stderr))
-        before = CpuTime.now()
         result = _listen(ranks, tell)
         for one in ranks:
             one.process.wait(_GRACE_S)
-        return msgspec.structs.replace(result, others=before.others_share(CpuTime.now()))
+        return result
 
 
 def _listen(ranks: list[_Rank], tell: Callable[[Answer], None]) -> Result:
@@ -165,43 +159,3 @@ def _remove_sockets(settings: Settings) -> None:
     directory = run_dir(settings.run_dir)
     if directory.is_dir():
         remove_stale(directory)
-
-
-@dataclass(frozen=True, slots=True)
-class CpuTime:
-    """Seconds since boot that the CPUs of this machine were there and were busy, and that this process and those of its
-    children that ended were running."""
-
-    there: float
-    busy: float
-    ours: float
-
-    @classmethod
-    def now(cls) -> CpuTime:
-        line = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0]
-        ticks = [int(one) for one in line.split()[1:9]]  # proc(5): user nice system idle iowait irq softirq steal
-        times = os.times()
-        own = times.user + times.system + times.children_user + times.children_system
-        scale = os.sysconf("SC_CLK_TCK")
-        return cls(sum(ticks) / scale, (sum(ticks) - ticks[3] - ticks[4]) / scale, own)
-
-    def others_share(self, later: CpuTime) -> float:
-        others = later.busy - self.busy - (later.ours - self.ours)
-        return min(max(others / max(later.there - self.there, 1e-3), 0.0), 1.0)
-
-
-@contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
-    """Turns SIGTERM and SIGHUP into SystemExit, as Ctrl-C is KeyboardInterrupt already, so that clean-up runs."""
-
-    def leave(number: int, _frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    before: dict[int, Any] = {}
-    try:
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            before[number] = signal.signal(number, leave)
-        yield
-    finally:
-        for saved, handler in before.items():
-            signal.signal(saved, handler)

@@ -7,32 +7,23 @@ import ctypes
 import logging
 import os
 import signal
-import socket
 import sys
-import time
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from ..communicator import AllReduce
 from ..errors import RoceRingError
 from ..exchange import RendezvousExchange
-from ..native import native
 from ..settings import Settings
 from ..topology import Topology
-from .cases import GLOO, Case, Spec, build
-from .check import Wrong, check
-from .job import Failed, Job, Logged, Progress, RankFacts, Result, Row, encode
-from .runners import Gloo, Ours
-from .timing import summarize, visit
+from .job import Failed, Job, Logged, Result, encode
+from .measure import measure
+from .runners import Gloo
 
 _MEETING_S = 60.0
-_VISITS = 5  # every case is measured this many times in turn with all others, so that a noisy second hits all alike
-_TELL_EVERY_S = 0.25  # whoever draws the progress takes a core from the ranks
-_TURNS = 16  # numbers of one check that nobody else uses
 
 
 def main(argv: list[str]) -> int:
@@ -79,82 +70,13 @@ def run(job: Job, rank: int, say: Any) -> Result | None:
         topology = Topology.local(rank, job.world, job.paths)
         gloo = Gloo(Path(job.gloo_store), rank, job.world, _MEETING_S) if job.spec.gloo else None
         with AllReduce(exchange, settings, topology) as communicator:
-            result = _measure(job.spec, exchange, communicator, gloo, say)
+            result = measure(job.spec, exchange, communicator, gloo, say)
             exchange.barrier(_MEETING_S)  # nobody leaves while others still measure
         if gloo:
             gloo.close()
-        return result
+        return result if rank == 0 else None
     finally:
         exchange.close()
-
-
-def _measure(
-    spec: Spec, exchange: RendezvousExchange, communicator: AllReduce, gloo: Gloo | None, say: Any
-) -> Result | None:
-    rank, world = exchange.rank, exchange.world
-    cases = build(spec, world, communicator.choose_mode)
-    ours = Ours(communicator)
-    visits = min(_VISITS, spec.iterations)
-    steps = len(cases) * (1 + visits)
-    done, told = 0, 0.0
-
-    def gather(payload: bytes) -> list[bytes]:
-        return exchange.all_gather(payload, communicator.settings.peer_timeout_s)
-
-    def step(what: str, case: Case) -> None:
-        nonlocal done, told
-        done += 1
-        if rank == 0 and time.monotonic() - told > _TELL_EVERY_S:
-            told = time.monotonic()
-            say(Progress(done, steps, f"{what} {case.op} {case.bytes} B {case.dtype} {case.label}".rstrip()))
-
-    def runner(case: Case) -> Ours | Gloo:
-        return gloo if gloo and case.mode == GLOO else ours
-
-    # Ranks meet in the smallest operation there is: a meeting over the exchange takes longer than what is measured.
-    one, sink = np.ones(1, np.float32), np.empty(1, np.float32)
-
-    def barrier() -> None:
-        communicator.all_reduce(one, sink, mode="full")
-
-    wrong = []
-    for i, case in enumerate(cases):
-        step("checking", case)
-        wrong.append(check(runner(case), gather, case, rank, world, i * _TURNS, spec.thorough))
-    samples = -(-spec.iterations // visits)
-    taken: list[list[Any]] = [[] for _ in cases]
-    for turn in range(visits):
-        for i, case in enumerate(cases):
-            step("timing", case)
-            number = len(cases) * (_TURNS + turn) + i
-            ns, count = visit(runner(case), barrier, case, rank, world, number, samples)
-            taken[i].append(ns)
-            wrong[i].out += count
-    rows = []
-    for case, parts, own in zip(cases, taken, wrong, strict=True):
-        ranks = gather(msgspec.msgpack.encode((own, np.concatenate(parts).tobytes())))
-        every = [msgspec.msgpack.decode(one, type=tuple[Wrong, bytes]) for one in ranks]
-        total = sum((one[0] for one in every), Wrong())
-        rows.append(Row(case, total, summarize([np.frombuffer(one[1], np.int64) for one in every])))
-    facts = [msgspec.json.decode(one, type=RankFacts) for one in gather(msgspec.json.encode(_facts(communicator)))]
-    return Result(world, facts, rows) if rank == 0 else None
-
-
-def _facts(communicator: AllReduce) -> RankFacts:
-    session = communicator.session
-    stats = session.control.stats()
-    return RankFacts(
-        rank=communicator.rank,
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        provider=session.provider,
-        isa=native().kernels.rr_cpu_isa().decode(),
-        cpus=len(os.sched_getaffinity(0)),
-        crowded=session.crowded,
-        idle_spins=stats.idle_spins,
-        nap_us=stats.nap_us,
-        asleep_share=stats.asleep_share,
-    )
 
 
 if __name__ == "__main__":

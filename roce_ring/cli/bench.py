@@ -1,4 +1,4 @@
-"""`roce-ring bench`: checks and measures collectives over ranks that it starts on this machine."""
+"""`roce-ring bench`: checks and measures collectives over ranks that it starts here, or as one rank among hosts."""
 
 from __future__ import annotations
 
@@ -22,12 +22,58 @@ if TYPE_CHECKING:
 COMPARE = ("gloo",)
 MAX_ITERS = 100_000
 PLAIN_EVERY_S = 5.0
+MEETING_S = 60.0  # how long the first host waits for the last one's command
+SEVERAL = "Over several hosts"
 
 
 def register(app: typer.Typer) -> None:
     @app.command()
     def bench(
-        local: Annotated[int, number(int, 2, 16, "Ranks to start on this machine.")] = 4,
+        local: Annotated[
+            int | None, number(int, 2, 16, "Ranks to start on this machine.", show_default="4 without --join")
+        ] = None,
+        join: Annotated[
+            str,
+            typer.Option(
+                help="Be one rank among several hosts, which meet here: HOST:PORT of rank 0 on the management network, "
+                "with --tls; or unix:/PATH that all of them see.",
+                rich_help_panel=SEVERAL,
+            ),
+        ] = "",
+        plan: Annotated[
+            str,
+            typer.Option(
+                help="The plan of the ring, the same on every host.",
+                show_default="ROCE_RING_PLAN",
+                rich_help_panel=SEVERAL,
+            ),
+        ] = "",
+        rank: Annotated[
+            int | None,
+            number(
+                int,
+                0,
+                15,
+                "This host's rank.",
+                show_default="whose ports these are, by the plan",
+                rich_help_panel=SEVERAL,
+            ),
+        ] = None,
+        tls: Annotated[
+            Path | None,
+            typer.Option(
+                help="Directory with ca.pem, cert.pem and key.pem: this host's certificate, and who signed all.",
+                rich_help_panel=SEVERAL,
+            ),
+        ] = None,
+        tls_names: Annotated[
+            str,
+            typer.Option(
+                help="Names in certificates that may take part, joined by commas.",
+                show_default="the plan's hosts",
+                rich_help_panel=SEVERAL,
+            ),
+        ] = "",
         sizes: Annotated[
             str,
             typer.Option(
@@ -49,30 +95,40 @@ def register(app: typer.Typer) -> None:
         fp32_partials: Annotated[
             bool, typer.Option("--fp32-partials", help="Modes that pass on partial sums of 16 bits pass on 32.")
         ] = False,
-        paths: Annotated[int, number(int, 1, 4, "Paths between every two ranks.")] = 1,
+        paths: Annotated[
+            int | None, number(int, 1, 4, "Paths between every two ranks; with --join the plan's.", show_default="1")
+        ] = None,
         provider: Annotated[str, typer.Option(help="shm or verbs.", show_default="ROCE_RING_PROVIDER, or shm")] = "",
         compare: Annotated[str, typer.Option(help="gloo: torch's all-reduce, taking turns in the same run.")] = "",
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")] = False,
         plot: Annotated[Path | None, typer.Option(help="Draw latency against size: .png, .svg or .pdf.")] = None,
         report: Annotated[Path | None, typer.Option(help="Write the table and what it ran on as Markdown.")] = None,
     ) -> None:
-        """Check and measure collectives over ranks that it starts on this machine.
+        """Check and measure collectives over ranks that it starts on this machine, or as one rank among several hosts.
 
         Every row is checked, out of place and in place, on inputs whose right answer is exact, before and while it is
         timed. --check adds inputs and outputs at odd addresses, and sums that round: same bits on all ranks, on every
-        repeat and at every address. ROCE_RING_* variables apply. Exits 1 if a value is wrong, 2 if it could not run.
+        repeat and at every address. ROCE_RING_* variables apply.
+
+        Over several hosts, give the same command with --join and --plan on each of them; rank 0 prints. Exits 1 if a
+        value is wrong on any rank, 2 if it could not run, with the same status everywhere.
         """
         from ..bench.cases import Spec, parse_dtypes, parse_ops, parse_sizes
-        from ..bench.local import run_local
         from ..bench.table import as_dict, render
         from ..settings import Settings
 
-        settings = Settings.from_env({**os.environ, **({"ROCE_RING_PROVIDER": provider} if provider else {})})
+        forced = {"ROCE_RING_PROVIDER": provider, "ROCE_RING_PLAN": plan}
+        settings = Settings.from_env({**os.environ, **{name: value for name, value in forced.items() if value}})
+        fitting(join, local=local, paths=paths, compare=compare, rank=rank, tls=tls, tls_names=tls_names, plan=plan)
+        if join:
+            from ..bench.member import place
+
+            here = place(join, settings, rank, tls, tls_names)
         spec = Spec(
             sizes=parse_sizes(sizes),
             dtypes=parse_dtypes(dtype),
             ops=parse_ops(op),
-            modes=parse_modes(mode, local),
+            modes=parse_modes(mode, here.world if join else local or 4),
             iterations=iters,
             thorough=check,
             fp32_partials=fp32_partials,
@@ -80,7 +136,16 @@ def register(app: typer.Typer) -> None:
         )
         before_start(spec.gloo, plot, report)
         with progress() as tell:
-            result = run_local(local, spec, settings, paths, tell)
+            if join:
+                from ..bench.member import run_member
+
+                result = run_member(here, spec, settings, MEETING_S, tell)
+            else:
+                from ..bench.local import run_local
+
+                result = run_local(local or 4, spec, settings, paths or 1, tell)
+        if join and here.rank:
+            raise typer.Exit(1 if result.wrong else 0)
         print(json.dumps(as_dict(result, spec), indent=2) if as_json else render(result, spec))
         with written("--plot", plot):
             if plot:
@@ -93,6 +158,15 @@ def register(app: typer.Typer) -> None:
 
                 report.write_text(markdown(result, spec), encoding="utf-8")
         raise typer.Exit(1 if result.wrong else 0)
+
+
+def fitting(join: str, **given: object) -> None:
+    """Raises ConfigError for options that mean nothing on one machine, or among several hosts."""
+    alone = ("rank", "tls", "tls_names", "plan") if not join else ("local", "paths", "compare")
+    wrong = [f"--{name.replace('_', '-')}" for name in alone if given[name] not in (None, "")]
+    if wrong:
+        fits = "is for one machine, but --join is" if join else "is for several hosts, but --join is not"
+        raise ConfigError(f"{', '.join(wrong)} {fits} there", "leave one of them out")
 
 
 def parse_modes(text: str, world: int) -> list[str]:

@@ -22,7 +22,7 @@ from roce_ring.bench import data
 from roce_ring.bench.cases import Case, Spec, build, parse_dtypes, parse_sizes
 from roce_ring.bench.check import Wrong, check_once, exact_answer, sides
 from roce_ring.bench.job import RankFacts, Result, Row
-from roce_ring.bench.local import CpuTime
+from roce_ring.bench.process import CpuTime
 from roce_ring.bench.table import as_dict, render
 from roce_ring.bench.timing import Times, summarize
 from roce_ring.cli.bench import try_to_write
@@ -348,7 +348,7 @@ def test_bfloat16_rounds_to_nearest_even() -> None:
 
 
 def result(*rows: Row) -> Result:
-    facts = [RankFacts(rank, "host", 100 + rank, "shm", "v3", 2, True, 50, 20, 0.1) for rank in range(4)]
+    facts = [RankFacts(rank, "host", 100 + rank, "shm", "v3", 2, True, 0.5, 50, 20, 0.1) for rank in range(4)]
     return Result(4, facts, list(rows), 0.25)
 
 
@@ -391,8 +391,8 @@ def test_the_slowest_rank_counts_in_every_sample() -> None:
 
 
 def test_other_programs_share_is_what_is_busy_and_not_ours() -> None:
-    assert CpuTime(100.0, 50.0, 10.0).others_share(CpuTime(120.0, 65.0, 15.0)) == pytest.approx(0.5)
-    assert CpuTime(100.0, 50.0, 10.0).others_share(CpuTime(100.0, 50.0, 10.0)) == 0.0
+    assert CpuTime(100.0, 50.0, 10.0).others_share(CpuTime(120.0, 65.0, 15.0), 5.0) == pytest.approx(0.5)
+    assert CpuTime(100.0, 50.0, 10.0).others_share(CpuTime(100.0, 50.0, 10.0), 0.0) == 0.0
 
 
 def test_the_plot_is_an_image_with_every_mode(tmp_path: Path) -> None:
