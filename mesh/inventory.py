@@ -21,6 +21,7 @@ from typing import Any, Callable  # noqa: UP035 (a remote machine may have an ol
 SCHEMA = "roce-ring/inventory/v1"
 HAIRPIN_DEFAULT = 1024  # packets; what mlx5 starts every boot with
 COMMAND_TIMEOUT_S = 10
+MOST_EMPTY_ROWS = 32  # of a GID table, in one stretch
 ZERO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
 
 Json = dict[str, Any]
@@ -36,77 +37,87 @@ def run_command(argv: list[str]) -> str:
 def take(sysfs: Path = Path("/sys"), run: Run = run_command, host: str = "") -> Json:
     """The inventory as JSON data in the planner's per-node form; ``problems`` lists whatever could not be read."""
     problems: list[str] = []
-    ports = [_function(device, problems) for device in _devices(sysfs)]
+    ports = [function(device, problems) for device in devices(sysfs)]
     found = [port for port in ports if port is not None]
-    _number_planes(found)
-    addresses = _addresses(run, problems)
+    number_planes(found)
+    addresses = addresses_of(run, problems)
+    mtus = active_mtus(run, [])  # where ibv_devinfo is not installed they stay unknown
     for port in found:
         own = addresses.get(port["netdev"], [])
         port["ipv4"] = own[0] if own else None
         if len(own) > 1:
             problems.append(f"{port['netdev']} has {len(own)} IPv4 addresses ({', '.join(own)}); the first one is used")
-        port["gid_index"] = _gid_index(port)
+        port["gid_index"] = gid_index(port)
         if port["ipv4"] is not None:  # an unaddressed function is not cabled: its settings do not matter
-            port["roce_active_mtu"] = _active_mtu(run, port["rdma"])
-            port.update(_ethtool(run, port, problems))
-            port.update(_devlink(run, port, problems))
+            port["roce_active_mtu"] = mtus.get(port["rdma"])
+            port.update(offload(run, port, problems))
+            port.update(devlink(run, port, problems))
     if not found:
         problems.append("no RoCE function with a physical port was found in /sys/class/infiniband (is mlx5_ib loaded?)")
     found.sort(key=lambda port: (port["plane"], port["port"]))
     return {"schema": SCHEMA, "host": host or socket.gethostname().split(".")[0], "ports": found, "problems": problems}
 
 
-def _devices(sysfs: Path) -> list[Path]:
+def devices(sysfs: Path) -> list[Path]:
     root = sysfs / "class" / "infiniband"
     return sorted(root.iterdir()) if root.is_dir() else []
 
 
-def _function(device: Path, problems: list[str]) -> Json | None:
+def function(device: Path, problems: list[str]) -> Json | None:
     """One RDMA device, or None if it is not a physical Ethernet port of a PCI function."""
-    if _read(device / "ports" / "1" / "link_layer") != "Ethernet":
+    if read_text(device / "ports" / "1" / "link_layer") != "Ethernet":
         return None
     netdevs = sorted((device / "device" / "net").iterdir()) if (device / "device" / "net").is_dir() else []
     physical = [
-        (net, match) for net in netdevs if (match := re.fullmatch(r"p(\d+)", _read(net / "phys_port_name") or ""))
+        (net, match) for net in netdevs if (match := re.fullmatch(r"p(\d+)", read_text(net / "phys_port_name") or ""))
     ]
     if not physical:
         problems.append(f"{device.name}: left out, no netdev of it has a physical port name (p0, p1) in sysfs")
         return None
     net, match = physical[0]
+    pci = (device / "device").resolve().name
+    return {**port_facts(device, net), "pci": pci, "plane": 0, "port": int(match.group(1))}  # number_planes() follows
+
+
+def port_facts(device: Path, net: Path) -> Json:
+    """What sysfs says of an RDMA device and its netdev, physical or not."""
     return {
         "netdev": net.name,
         "rdma": device.name,
-        "pci": (device / "device").resolve().name,
-        "plane": 0,  # set once all functions are known
-        "port": int(match.group(1)),
-        "mac": _read(net / "address"),
-        "mtu": _number(net / "mtu"),
-        "link_up": _read(net / "operstate") == "up"
-        and (_read(device / "ports" / "1" / "state") or "").endswith("ACTIVE"),
-        "gids": _gids(device),
+        "mac": read_text(net / "address"),
+        "mtu": read_number(net / "mtu"),
+        "link_up": read_text(net / "operstate") == "up"
+        and (read_text(device / "ports" / "1" / "state") or "").endswith("ACTIVE"),
+        "gids": gid_rows(device),
     }
 
 
-def _number_planes(ports: list[Json]) -> None:
+def number_planes(ports: list[Json]) -> None:
     """Functions of one cage differ in their PCI domain; the lower domain is plane 0."""
     domains = sorted({port["pci"].split(":")[0] for port in ports})
     for port in ports:
         port["plane"] = domains.index(port["pci"].split(":")[0])
 
 
-def _gids(device: Path) -> list[Json]:
+def gid_rows(device: Path) -> list[Json]:
+    """The rows in use of the device's GID table. It has 256 (Soft-RoCE: 1024), and the kernel takes the first free one:
+    nothing comes after a long empty stretch."""
     port = device / "ports" / "1"
-    rows = []
-    for entry in sorted((port / "gids").iterdir(), key=lambda path: int(path.name)) if (port / "gids").is_dir() else []:
-        gid = _read(entry)
+    rows: list[Json] = []
+    empty = index = 0
+    while empty < MOST_EMPTY_ROWS:
+        gid = read_text(port / "gids" / str(index))
+        empty += 1
         if gid and gid != ZERO_GID:
-            # Reading the type of an empty row fails with EINVAL; such rows were skipped above.
-            kind, netdev = (_read(port / "gid_attrs" / name / entry.name) or "" for name in ("types", "ndevs"))
-            rows.append({"index": int(entry.name), "gid": gid, "type": kind, "netdev": netdev})
+            # Reading the type of an empty row fails with EINVAL; such rows are skipped.
+            kind, netdev = (read_text(port / "gid_attrs" / name / str(index)) or "" for name in ("types", "ndevs"))
+            rows.append({"index": index, "gid": gid, "type": kind, "netdev": netdev})
+            empty = 0
+        index += 1
     return rows
 
 
-def _gid_index(port: Json) -> int | None:
+def gid_index(port: Json) -> int | None:
     """The row that RoCE v2 from the port's own IPv4 address uses. It moves when a link flaps, so it is looked up."""
     if port["ipv4"] is None:
         return None
@@ -117,15 +128,17 @@ def _gid_index(port: Json) -> int | None:
     return None
 
 
-def _active_mtu(run: Run, rdma: str) -> int | None:
-    """The RoCE MTU in use, in bytes. Sysfs does not show it; where ibv_devinfo is not installed it stays unknown."""
-    match = re.search(r"active_mtu:\s*(\d+)", _text(run, ["ibv_devinfo", "-d", rdma], []) or "")
-    return int(match.group(1)) if match else None
+def active_mtus(run: Run, problems: list[str]) -> dict[str, int]:
+    """RDMA device -> the RoCE MTU in use, in bytes. Sysfs does not show it."""
+    shown = ask_text(run, ["ibv_devinfo"], problems) or ""
+    return {
+        name: int(mtu) for name, mtu in re.findall(r"hca_id:\s*(\S+)(?:(?!hca_id:)[\s\S])*?active_mtu:\s*(\d+)", shown)
+    }
 
 
-def _addresses(run: Run, problems: list[str]) -> dict[str, list[str]]:
+def addresses_of(run: Run, problems: list[str]) -> dict[str, list[str]]:
     """netdev -> its IPv4 addresses with prefix."""
-    rows = _json(run, ["ip", "-j", "-4", "address", "show"], problems)
+    rows = ask_json(run, ["ip", "-j", "-4", "address", "show"], problems)
     addresses: dict[str, list[str]] = {}
     for row in rows if isinstance(rows, list) else []:
         found = [
@@ -136,13 +149,13 @@ def _addresses(run: Run, problems: list[str]) -> dict[str, list[str]]:
     return addresses
 
 
-def _ethtool(run: Run, port: Json, problems: list[str]) -> Json:
-    text = _text(run, ["ethtool", "-k", port["netdev"]], problems)
+def offload(run: Run, port: Json, problems: list[str]) -> Json:
+    text = ask_text(run, ["ethtool", "-k", port["netdev"]], problems)
     match = re.search(r"^hw-tc-offload:\s*(on|off)", text or "", re.MULTILINE)
     return {"hw_tc_offload": match.group(1) == "on" if match else None}
 
 
-def _devlink(run: Run, port: Json, problems: list[str]) -> Json:
+def devlink(run: Run, port: Json, problems: list[str]) -> Json:
     target = f"pci/{port['pci']}"
     mode = _parameter(run, target, "flow_steering_mode", problems)
     queues = _parameter(run, target, "hairpin_num_queues", problems)
@@ -154,7 +167,7 @@ def _devlink(run: Run, port: Json, problems: list[str]) -> Json:
 
 
 def _parameter(run: Run, target: str, name: str, problems: list[str]) -> Any:
-    data = _json(run, ["devlink", "-j", "dev", "param", "show", target, "name", name], problems)
+    data = ask_json(run, ["devlink", "-j", "dev", "param", "show", target, "name", name], problems)
     try:
         return data["param"][target][0]["values"][0]["value"]
     except (KeyError, IndexError, TypeError):
@@ -163,7 +176,7 @@ def _parameter(run: Run, target: str, name: str, problems: list[str]) -> Any:
 
 def _reinitialised(run: Run, target: str, problems: list[str]) -> bool:
     """Whether the driver was re-initialised since boot: a driverinit parameter is only in effect after that."""
-    data = _json(run, ["devlink", "-j", "-s", "dev", "show", target], problems)
+    data = ask_json(run, ["devlink", "-j", "-s", "dev", "show", target], problems)
     try:
         device = data["dev"][target]
         count = device["stats"]["reload"]["driver_reinit"]
@@ -173,8 +186,8 @@ def _reinitialised(run: Run, target: str, problems: list[str]) -> bool:
         return False
 
 
-def _json(run: Run, argv: list[str], problems: list[str]) -> Any:
-    text = _text(run, argv, problems)
+def ask_json(run: Run, argv: list[str], problems: list[str]) -> Any:
+    text = ask_text(run, argv, problems)
     try:
         return json.loads(text) if text else None
     except ValueError:
@@ -182,7 +195,7 @@ def _json(run: Run, argv: list[str], problems: list[str]) -> Any:
         return None
 
 
-def _text(run: Run, argv: list[str], problems: list[str]) -> str | None:
+def ask_text(run: Run, argv: list[str], problems: list[str]) -> str | None:
     command = " ".join(argv)
     try:
         return run(argv)
@@ -200,15 +213,15 @@ def _text(run: Run, argv: list[str], problems: list[str]) -> str | None:
     return None
 
 
-def _read(path: Path) -> str | None:
+def read_text(path: Path) -> str | None:
     try:
         return path.read_text(encoding="utf-8").strip()
     except OSError:
         return None
 
 
-def _number(path: Path) -> int | None:
-    text = _read(path) or ""
+def read_number(path: Path) -> int | None:
+    text = read_text(path) or ""
     return int(text) if text.isdigit() else None
 
 

@@ -1,4 +1,4 @@
-"""Take the inventory of several machines at once over the system's ssh. Nothing is installed or changed there."""
+"""Ask several machines at once over the system's ssh. Nothing is installed or changed there."""
 
 from __future__ import annotations
 
@@ -31,13 +31,7 @@ def take_all(hosts: Sequence[str], timeout_s: float, program: Sequence[str] = ("
 
     Raises :class:`CannotLook` listing every host that failed, or :class:`Refused` for facts that make no sense.
     """
-    unusable = [
-        f"{host}: not a host name; write HOST or USER@HOST" for host in hosts if not _DESTINATION.fullmatch(host)
-    ]
-    if unusable:
-        raise CannotLook(unusable)
-    with ThreadPoolExecutor(max_workers=len(hosts)) as pool:
-        answers = list(pool.map(lambda host: _ask(host, timeout_s, program), hosts))
+    answers = ask_all(hosts, timeout_s, _INVENTORY.read_text(encoding="utf-8"), (), program)
     failures = [answer for answer in answers if isinstance(answer, str)]
     if failures:
         raise CannotLook(failures)
@@ -53,15 +47,29 @@ def take_all(hosts: Sequence[str], timeout_s: float, program: Sequence[str] = ("
     return tuple(nodes)
 
 
-def _ask(host: str, timeout_s: float, program: Sequence[str]) -> dict[str, object] | str:
-    """The host's inventory, or the sentence that says why there is none."""
+def ask_all(
+    hosts: Sequence[str], timeout_s: float, source: str, arguments: Sequence[str], program: Sequence[str] = ("ssh",)
+) -> tuple[dict[str, object] | str, ...]:
+    """Run the Python program ``source`` on every host at once, as ``python3 - --host HOST ARGUMENTS...``.
+
+    Per host, in the order given: the JSON mapping it printed, or the sentence that says why there is none.
+    """
+    with ThreadPoolExecutor(max_workers=len(hosts)) as pool:
+        return tuple(pool.map(lambda host: _ask(host, timeout_s, source, arguments, program), hosts))
+
+
+def _ask(
+    host: str, timeout_s: float, source: str, arguments: Sequence[str], program: Sequence[str]
+) -> dict[str, object] | str:
+    if not _DESTINATION.fullmatch(host):
+        return f"{host}: not a host name; write HOST or USER@HOST"
     name = host.rpartition("@")[2]
     options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_TIMEOUT_S}"]
-    argv = [*program, *options, "--", host, "python3", "-", "--host", name]
+    argv = [*program, *options, "--", host, "python3", "-", "--host", name, *arguments]
     try:
         done = subprocess.run(
             argv,
-            input=_INVENTORY.read_text(encoding="utf-8"),
+            input=source,
             capture_output=True,
             text=True,
             errors="replace",  # a login banner may be in any encoding
@@ -76,7 +84,7 @@ def _ask(host: str, timeout_s: float, program: Sequence[str]) -> dict[str, objec
         facts = json.loads(done.stdout)
     except ValueError:
         return f"{host}: {_reason(done)}"
-    return facts if isinstance(facts, dict) else f"{host}: the inventory program did not print a mapping"
+    return facts if isinstance(facts, dict) else f"{host}: the program did not print a mapping"
 
 
 def _reason(done: subprocess.CompletedProcess[str]) -> str:
@@ -85,4 +93,4 @@ def _reason(done: subprocess.CompletedProcess[str]) -> str:
         return f"ssh failed ({last}); check that 'ssh -o BatchMode=yes' logs in without a question"
     if done.returncode == 127:
         return "there is no python3 on it; install it, or bring its facts as a file"
-    return f"the inventory program failed with exit status {done.returncode} ({last})"
+    return f"the program failed with exit status {done.returncode} ({last})"

@@ -93,7 +93,8 @@ class Machine:
         if argv[0] == "ethtool":
             return "Features for fab:\nrx-checksumming: on\nhw-tc-offload: on\n"
         if argv[0] == "ibv_devinfo":
-            return "\tport:\t1\n\t\tmax_mtu:\t4096 (5)\n\t\tactive_mtu:\t4096 (5)\n"
+            port = "\tport:\t1\n\t\tmax_mtu:\t4096 (5)\n\t\tactive_mtu:\t4096 (5)\n"
+            return "".join(f"hca_id:\t{rdma}\n{port}" for rdma, *_ in FUNCTIONS)
         if argv[3] == "show" or argv[2] == "-s":
             return json.dumps({"dev": {argv[-1]: {"stats": {"reload": {"driver_reinit": self.reloads}}}}})
         value = {"flow_steering_mode": "hmfs", "hairpin_num_queues": 4, "hairpin_queue_size": self.size}[argv[-1]]
