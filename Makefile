@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-NATIVE := CMakeLists.txt $(wildcard proxy/src/*.[ch] proxy/include/*/*.h kernels/*.cpp kernels/*.cuh)
+NATIVE := CMakeLists.txt $(wildcard proxy/src/*.[ch] proxy/include/*/*.h kernels/*.cpp kernels/*.cuh mesh/marker/*.[ch])
 
 .PHONY: help venv demo test lint bench clean
 help:  ## Show this list
