@@ -266,6 +266,14 @@ class Native:
         ):
             function = getattr(lib, name)
             function.restype, function.argtypes = result, arguments
+        self.providers = tuple(name for name, bit in PROVIDERS.items() if p.rr_providers() >> bit & 1)
+        if "verbs" in self.providers:
+            text = [ct.c_char_p, ct.c_size_t]
+            p.rr_probe_open.restype, p.rr_probe_open.argtypes = ct.c_void_p, [ct.c_char_p, _u32, _u32, _u32, *text]
+            p.rr_probe_endpoint.restype, p.rr_probe_endpoint.argtypes = None, [ct.c_void_p, ct.c_void_p]
+            p.rr_probe_connect.argtypes = [ct.c_void_p, ct.c_void_p, *text]
+            p.rr_probe_write.argtypes = [ct.c_void_p, _u32, _u32, _u32, ct.POINTER(_u64), *text]
+            p.rr_probe_close.restype, p.rr_probe_close.argtypes = None, [ct.c_void_p]
         problems = layout_problems((p.rr_layout_table() + k.rr_op_table()).decode(), VIEWS)
         if problems:
             raise SetupError("the C libraries do not fit this version of roce_ring: " + "; ".join(problems), _REINSTALL)
@@ -275,7 +283,6 @@ class Native:
         }
         self.reasons = {kind.name: kind.value for kind in self.errors.values()}
         self.wire_version = int(p.rr_wire_version())
-        self.providers = tuple(name for name, bit in PROVIDERS.items() if p.rr_providers() >> bit & 1)
 
     def layout(self, world: int, capacity_bytes: int) -> Layout:
         out = Layout()

@@ -4,6 +4,7 @@
 #include "verbs_impl.h"
 
 #include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -57,16 +58,33 @@ static int name_hca(rr_provider *provider, uint32_t peer, uint32_t path, const v
     return 0;
 }
 
+#define WHAT_BYTES 32
+static const char *what(uint32_t peer, uint32_t path, char out[WHAT_BYTES]) {
+    snprintf(out, WHAT_BYTES, "path %u to rank %u", path, peer);
+    return out;
+}
+
+static int open_hca(rr_provider *provider, verbs_hca *hca, uint32_t devices, rr_why why) {
+    const rr_verbs *verbs = ((verbs_impl *)provider->impl)->verbs;
+    if (rr_verbs_hca_open(verbs, hca, why) < 0) return -1;
+    if (2 * provider->config->slot_bytes > hca->max_message)
+        return rr_fail(
+            why,
+            "%s sends at most %u bytes in one message; a capacity of %llu bytes needs twice that capacity: lower it",
+            hca->name, hca->max_message, (unsigned long long)provider->config->slot_bytes - RR_PAGE);
+    /* Room for every entry of every queue: a failing queue pair completes its unsignalled ones as well. */
+    return rr_verbs_hca_register(verbs, hca, provider->base, provider->layout->region_bytes, hca->paths * RR_SQ_DEPTH,
+                                 devices, why);
+}
+
 static int make_qp(rr_provider *provider, uint32_t peer, uint32_t path, const void *arg, rr_why why) {
-    verbs_hca *hca = &((verbs_impl *)provider->impl)->hca[provider->config->hca_of[peer][path]];
-    rr_hello_path *end = &((rr_hello *)arg)->path[peer][path];
-    if (rr_verbs_qp_create(provider, hca, peer, path, why) < 0) return -1;
-    const verbs_qp *qp = ((verbs_impl *)provider->impl)->qp[peer][path];
-    memcpy(end->gid, hca->gid.raw, sizeof end->gid);
-    end->qpn = qp->qp->qp_num;
-    end->rkey = hca->mr->rkey;
-    end->psn = qp->psn;
-    end->mtu = (uint8_t)hca->mtu;
+    verbs_impl *impl = provider->impl;
+    char text[WHAT_BYTES];
+    verbs_qp *qp = impl->qp[peer][path] = calloc(1, sizeof *qp);
+    if (!qp) return rr_fail(why, "out of memory");
+    qp->hca = &impl->hca[provider->config->hca_of[peer][path]];
+    if (rr_verbs_qp_create(impl->verbs, qp, what(peer, path, text), why) < 0) return -1;
+    rr_verbs_qp_end(qp, &((rr_hello *)arg)->path[peer][path]);
     return 0;
 }
 
@@ -85,15 +103,27 @@ static int verbs_open(rr_provider *provider, rr_hello *hello, rr_why why) {
     impl->verbs = verbs;
     if (each_path(provider, name_hca, NULL, why) < 0) return -1;
     int result = 0;
+    uint32_t devices = 0;
     char line[768];
+    for (uint32_t i = 0; i < RR_HCAS; i++) devices += impl->hca[i].name != NULL;
     for (uint32_t i = 0; i < RR_HCAS; i++) /* a device that no path uses is never opened: it may have no cable */
-        if (impl->hca[i].name && rr_verbs_hca_open(provider, &impl->hca[i], (rr_why){line, sizeof line}) < 0)
+        if (impl->hca[i].name && open_hca(provider, &impl->hca[i], devices, (rr_why){line, sizeof line}) < 0)
             result = add_line(why, line);
     return result < 0 ? -1 : each_path(provider, make_qp, hello, why);
 }
 
 static int connect_path(rr_provider *provider, uint32_t peer, uint32_t path, const void *arg, rr_why why) {
-    return rr_verbs_qp_connect(provider, peer, path, (const rr_hello *)arg + peer, why);
+    verbs_impl *impl = provider->impl;
+    const rr_config *config = provider->config;
+    const rr_hello *theirs = (const rr_hello *)arg + peer;
+    const rr_hello_path *end = &theirs->path[config->rank][path];
+    char text[WHAT_BYTES];
+    if (!end->qpn || !end->rkey || !theirs->region_addr)
+        return rr_fail(why, "rank %u opened no queue pair for its path %u to this rank: both ends need the same plan",
+                       peer, path);
+    return rr_verbs_qp_connect(impl->verbs, impl->qp[peer][path], end, theirs->region_addr,
+                               config->hops[peer][path] > 1 ? RR_FORWARD_FLOW_LABEL : 0, config->dead_ms,
+                               what(peer, path, text), why);
 }
 
 static int verbs_connect(rr_provider *provider, const rr_hello *all, rr_why why) {

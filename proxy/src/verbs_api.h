@@ -33,6 +33,7 @@
     X(modify_qp, "ibv_modify_qp", "IBVERBS_1.1", int, (struct ibv_qp *, struct ibv_qp_attr *, int))                    \
     X(destroy_qp, "ibv_destroy_qp", "IBVERBS_1.1", int, (struct ibv_qp *))                                             \
     X(get_async_event, "ibv_get_async_event", "IBVERBS_1.1", int, (struct ibv_context *, struct ibv_async_event *))    \
+    X(wc_status_str, "ibv_wc_status_str", "IBVERBS_1.1", const char *, (enum ibv_wc_status))                           \
     X(ack_async_event, "ibv_ack_async_event", "IBVERBS_1.1", void, (struct ibv_async_event *))
 
 typedef struct rr_verbs {

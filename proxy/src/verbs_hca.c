@@ -45,7 +45,7 @@ static int open_by_name(const rr_verbs *verbs, verbs_hca *hca, rr_why why) {
     return result;
 }
 
-static int check_port(const rr_provider *provider, const rr_verbs *verbs, verbs_hca *hca, rr_why why) {
+static int check_port(const rr_verbs *verbs, verbs_hca *hca, rr_why why) {
     static const char *const states[] = {"in no state", "down",   "initialising",
                                          "armed",       "active", "active but deferred"};
     struct ibv_port_attr port;
@@ -53,7 +53,8 @@ static int check_port(const rr_provider *provider, const rr_verbs *verbs, verbs_
     if (failed) return rr_fail(why, "port %d of %s cannot be queried: %s", RR_PORT, hca->name, strerror(failed));
     if (port.link_layer != IBV_LINK_LAYER_ETHERNET)
         return rr_fail(why, "%s is not an Ethernet device; RoCE needs one", hca->name);
-    if (port.state != IBV_PORT_ACTIVE)
+    hca->inactive = port.state != IBV_PORT_ACTIVE;
+    if (hca->inactive)
         return rr_fail(why,
                        "port %d of %s is %s; expected active: check the cable, or leave this device out of the plan",
                        RR_PORT, hca->name, (unsigned)port.state < 6 ? states[port.state] : "in an unknown state");
@@ -62,51 +63,46 @@ static int check_port(const rr_provider *provider, const rr_verbs *verbs, verbs_
                        "%s has an RDMA MTU of %d bytes; expected 4096: set its network device to MTU 9000 (a reboot "
                        "may have put 1500 back)",
                        hca->name, 128 << port.active_mtu);
-    if (2 * provider->config->slot_bytes > port.max_msg_sz)
-        return rr_fail(
-            why,
-            "%s sends at most %u bytes in one message; a capacity of %llu bytes needs twice that capacity: lower it",
-            hca->name, port.max_msg_sz, (unsigned long long)provider->config->slot_bytes - RR_PAGE);
+    hca->max_message = port.max_msg_sz;
     hca->mtu = port.active_mtu;
     return 0;
 }
 
-/* Pinning memory fails for the limit nearly always; say which limit, and where it is set. The kernel counts the region
- * once for every device that it is registered with. */
-static int cannot_pin(const verbs_impl *impl, const char *what, const verbs_hca *hca, uint64_t bytes, int failed,
+int rr_verbs_hca_open(const rr_verbs *verbs, verbs_hca *hca, rr_why why) {
+    if (open_by_name(verbs, hca, why) < 0 || check_port(verbs, hca, why) < 0) return -1;
+    if (rr_gid_resolve(verbs, hca->context, hca->name, hca->address, &hca->gid, why) < 0) return -1;
+    int flags = fcntl(hca->context->async_fd, F_GETFL);
+    if (flags < 0 || fcntl(hca->context->async_fd, F_SETFL, flags | O_NONBLOCK) < 0)
+        return rr_fail(why, "the event channel of %s cannot be made non-blocking: %s", hca->name, strerror(errno));
+    if (!(hca->pd = verbs->alloc_pd(hca->context)))
+        return rr_fail(why, "%s has no protection domain left: %s", hca->name, strerror(errno));
+    return 0;
+}
+
+/* Pinning memory fails for the limit nearly always; say which limit, and where it is set. The kernel counts the bytes
+ * once for every device that they are registered with. */
+static int cannot_pin(const char *what, const verbs_hca *hca, uint64_t bytes, uint32_t devices, int failed,
                       rr_why why) {
-    uint64_t devices = 0;
-    for (uint32_t i = 0; i < RR_HCAS; i++) devices += impl->hca[i].name != NULL;
     struct rlimit limit;
     if (failed == ENOMEM && getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur < (devices + 1) * bytes)
         return rr_fail(why,
-                       "this process may lock %llu KiB of memory and needs %llu KiB for the region with each of %llu "
+                       "this process may lock %llu KiB of memory and needs %llu KiB for the region with each of %u "
                        "devices; set LimitMEMLOCK=infinity in its systemd unit, or start its container with --ulimit "
                        "memlock=-1:-1",
-                       (unsigned long long)limit.rlim_cur >> 10, (unsigned long long)bytes >> 10,
-                       (unsigned long long)devices);
+                       (unsigned long long)limit.rlim_cur >> 10, (unsigned long long)bytes >> 10, devices);
     return rr_fail(why, "%s cannot %s: %s%s", hca->name, what, strerror(failed),
                    failed == ENOMEM ? "; the lock limit would allow it, so the kernel could not pin the pages: some "
                                       "kernels need the boot parameter kho=off"
                                     : "");
 }
 
-int rr_verbs_hca_open(rr_provider *provider, verbs_hca *hca, rr_why why) {
-    const rr_verbs *verbs = ((verbs_impl *)provider->impl)->verbs;
-    uint64_t bytes = provider->layout->region_bytes;
-    if (open_by_name(verbs, hca, why) < 0 || check_port(provider, verbs, hca, why) < 0) return -1;
-    if (rr_gid_resolve(verbs, hca->context, hca->name, &hca->gid, why) < 0) return -1;
-    int flags = fcntl(hca->context->async_fd, F_GETFL);
-    if (flags < 0 || fcntl(hca->context->async_fd, F_SETFL, flags | O_NONBLOCK) < 0)
-        return rr_fail(why, "the event channel of %s cannot be made non-blocking: %s", hca->name, strerror(errno));
-    if (!(hca->pd = verbs->alloc_pd(hca->context)))
-        return rr_fail(why, "%s has no protection domain left: %s", hca->name, strerror(errno));
+int rr_verbs_hca_register(const rr_verbs *verbs, verbs_hca *hca, void *base, uint64_t bytes, uint32_t cq_entries,
+                          uint32_t devices, rr_why why) {
     /* Remote write only. No relaxed ordering: the flag behind a payload is worth nothing with it. */
-    hca->mr = verbs->register_memory(hca->pd, provider->base, bytes, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
-    if (!hca->mr) return cannot_pin(provider->impl, "register the region", hca, bytes, errno, why);
-    /* Room for every entry of every queue: a failing queue pair completes its unsignalled ones as well. */
-    hca->cq = verbs->create_cq(hca->context, (int)(hca->paths * RR_SQ_DEPTH), NULL, NULL, 0);
-    if (!hca->cq) return cannot_pin(provider->impl, "make a completion queue", hca, bytes, errno, why);
+    hca->mr = verbs->register_memory(hca->pd, base, bytes, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+    if (!hca->mr) return cannot_pin("register the region", hca, bytes, devices, errno, why);
+    hca->cq = verbs->create_cq(hca->context, (int)cq_entries, NULL, NULL, 0);
+    if (!hca->cq) return cannot_pin("make a completion queue", hca, bytes, devices, errno, why);
     return 0;
 }
 

@@ -18,13 +18,16 @@
 /* One RDMA device that some path uses. One protection domain and one registration (the region) each. */
 typedef struct verbs_hca {
     const char *name;
+    uint32_t address; /* IPv4 of the GID to use, in network order; 0: the only one that the port has */
     struct ibv_context *context;
     struct ibv_pd *pd;
     struct ibv_mr *mr;
     struct ibv_cq *cq;
     union ibv_gid gid;
     enum ibv_mtu mtu;
+    uint32_t max_message;
     uint32_t paths;
+    bool inactive;  /* the port was not active when it was opened */
     bool port_down; /* said by an asynchronous event, until the next one says otherwise */
     bool lost;      /* the device failed as a whole */
 } verbs_hca;
@@ -62,27 +65,40 @@ typedef struct verbs_impl {
 } verbs_impl;
 
 /* verbs_hca.c */
-int rr_verbs_hca_open(rr_provider *provider, verbs_hca *hca, rr_why why);
+/* Opens the device by `name`, checks its port and finds its GID. On failure close() it all the same. */
+int rr_verbs_hca_open(const rr_verbs *verbs, verbs_hca *hca, rr_why why);
+/* Lets peers write into [base, base + bytes) and makes the completion queue. `devices`: how many will register the same
+ * bytes, for the message about the lock limit. */
+int rr_verbs_hca_register(const rr_verbs *verbs, verbs_hca *hca, void *base, uint64_t bytes, uint32_t cq_entries,
+                          uint32_t devices, rr_why why);
 void rr_verbs_hca_close(const rr_verbs *verbs, verbs_hca *hca);
 /* Asynchronous events, without blocking. */
 void rr_verbs_hca_events(verbs_impl *impl, verbs_hca *hca);
 
 /* verbs_gid.c */
 #define RR_GID_NONE (-1)
-/* Index of the one GID of `entries` that a path may use: RoCE v2, IPv4-mapped, of the port's own network device.
- * RR_GID_NONE, with one sentence, if there is none or more than one. */
-int rr_gid_choose(const struct ibv_gid_entry *entries, size_t count, const char *device, rr_why why);
-int rr_gid_resolve(const rr_verbs *verbs, struct ibv_context *context, const char *device, union ibv_gid *gid,
-                   rr_why why);
+#define RR_GID_WAIT_MS 2000 /* how long a port that is up may take to show its IPv4 GID */
+/* Index of the one GID of `entries` that a path may use: RoCE v2, IPv4-mapped, of the port's own network device, and
+ * `address` if that is not 0. RR_GID_NONE, with one sentence, if there is none or more than one. */
+int rr_gid_choose(const struct ibv_gid_entry *entries, size_t count, const char *device, uint32_t address, rr_why why);
+int rr_gid_resolve(const rr_verbs *verbs, struct ibv_context *context, const char *device, uint32_t address,
+                   union ibv_gid *gid, rr_why why);
 /* Where `gid` stands now: an index moves when a link flaps, the value does not. */
 int rr_gid_find(const rr_verbs *verbs, struct ibv_context *context, const char *device, const union ibv_gid *gid,
                 rr_why why);
 #define RR_GID_TEXT 48
 const char *rr_gid_text(const uint8_t gid[16], char out[RR_GID_TEXT]);
 
-/* verbs_qp.c */
-int rr_verbs_qp_create(rr_provider *provider, verbs_hca *hca, uint32_t peer, uint32_t path, rr_why why);
-int rr_verbs_qp_connect(rr_provider *provider, uint32_t peer, uint32_t path, const rr_hello *theirs, rr_why why);
+/* verbs_qp.c. `what` is the path in words, for messages. */
+int rr_verbs_qp_create(const rr_verbs *verbs, verbs_qp *qp, const char *what, rr_why why);
+/* What a peer must know of a queue pair. */
+void rr_verbs_qp_end(const verbs_qp *qp, rr_hello_path *end);
+/* `base`: the peer's address that offsets are added to. Asks the kernel for the peer's MAC, which may take a second. */
+int rr_verbs_qp_connect(const rr_verbs *verbs, verbs_qp *qp, const rr_hello_path *end, uint64_t base,
+                        uint32_t flow_label, uint32_t dead_ms, const char *what, rr_why why);
+/* Marks the packets that a neighbour's NIC must forward: becomes UDP source port 65535, which the mesh's rules match.
+ */
+#define RR_FORWARD_FLOW_LABEL 16383u
 #define RR_RETRIES 6
 uint8_t rr_verbs_timeout(uint32_t dead_ms);
 

@@ -2,14 +2,9 @@
 #include "verbs_impl.h"
 
 #include <errno.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 
-/* Marks the packets that a neighbour's NIC must forward: becomes UDP source port 65535, which the mesh's rules match.
- */
-#define RR_FORWARD_FLOW_LABEL 16383u
 #define RR_HOP_LIMIT 64
 
 /* A queue pair gives up after (retries + 1) timeouts of 4.096 us * 2^timeout each. The largest timeout for which that
@@ -23,12 +18,8 @@ uint8_t rr_verbs_timeout(uint32_t dead_ms) {
     return timeout;
 }
 
-int rr_verbs_qp_create(rr_provider *provider, verbs_hca *hca, uint32_t peer, uint32_t path, rr_why why) {
-    verbs_impl *impl = provider->impl;
-    verbs_qp *qp = calloc(1, sizeof *qp);
-    if (!qp) return rr_fail(why, "out of memory");
-    impl->qp[peer][path] = qp;
-    qp->hca = hca;
+int rr_verbs_qp_create(const rr_verbs *verbs, verbs_qp *qp, const char *what, rr_why why) {
+    verbs_hca *hca = qp->hca;
     qp->room = RR_SQ_DEPTH;
     if (getrandom(&qp->psn, sizeof qp->psn, 0) != sizeof qp->psn)
         return rr_fail(why, "no random numbers: %s", strerror(errno));
@@ -44,22 +35,25 @@ int rr_verbs_qp_create(rr_provider *provider, verbs_hca *hca, uint32_t peer, uin
                 .max_inline_data = RR_NOTICE_BYTES},
         .qp_type = IBV_QPT_RC,
     };
-    qp->qp = impl->verbs->create_qp(hca->pd, &init);
-    if (!qp->qp)
-        return rr_fail(why, "%s cannot make a queue pair for path %u to rank %u: %s", hca->name, path, peer,
-                       strerror(errno));
+    qp->qp = verbs->create_qp(hca->pd, &init);
+    if (!qp->qp) return rr_fail(why, "%s cannot make a queue pair for %s: %s", hca->name, what, strerror(errno));
     struct ibv_qp_attr attr = {
         .qp_state = IBV_QPS_INIT, .port_num = RR_PORT, .qp_access_flags = IBV_ACCESS_REMOTE_WRITE};
-    int failed =
-        impl->verbs->modify_qp(qp->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+    int failed = verbs->modify_qp(qp->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
     if (failed)
-        return rr_fail(why, "%s cannot initialise its queue pair for path %u to rank %u: %s", hca->name, path, peer,
-                       strerror(failed));
+        return rr_fail(why, "%s cannot initialise its queue pair for %s: %s", hca->name, what, strerror(failed));
     return 0;
 }
 
-static int cannot_reach(const verbs_hca *hca, uint32_t peer, uint32_t path, const rr_hello_path *end, int failed,
-                        rr_why why) {
+void rr_verbs_qp_end(const verbs_qp *qp, rr_hello_path *end) {
+    memcpy(end->gid, qp->hca->gid.raw, sizeof end->gid);
+    end->qpn = qp->qp->qp_num;
+    end->rkey = qp->hca->mr->rkey;
+    end->psn = qp->psn;
+    end->mtu = (uint8_t)qp->hca->mtu;
+}
+
+static int cannot_reach(const verbs_hca *hca, const char *what, const rr_hello_path *end, int failed, rr_why why) {
     char ours[RR_GID_TEXT], theirs[RR_GID_TEXT];
     rr_gid_text(hca->gid.raw, ours);
     rr_gid_text(end->gid, theirs);
@@ -68,22 +62,16 @@ static int cannot_reach(const verbs_hca *hca, uint32_t peer, uint32_t path, cons
     if (failed == ETIMEDOUT || failed == EHOSTUNREACH || failed == ENETUNREACH)
         hint = "; no route or no neighbour entry from one to the other on this device: check the cable, or bring the "
                "mesh up";
-    return rr_fail(why, "%s cannot reach %s from %s (path %u to rank %u): %s%s", hca->name, theirs, ours, path, peer,
-                   strerror(failed), hint);
+    return rr_fail(why, "%s cannot reach %s from %s (%s): %s%s", hca->name, theirs, ours, what, strerror(failed), hint);
 }
 
-int rr_verbs_qp_connect(rr_provider *provider, uint32_t peer, uint32_t path, const rr_hello *theirs, rr_why why) {
-    verbs_impl *impl = provider->impl;
-    verbs_qp *qp = impl->qp[peer][path];
-    const rr_hello_path *end = &theirs->path[provider->config->rank][path];
-    if (!end->qpn || !end->rkey || !theirs->region_addr)
-        return rr_fail(why, "rank %u opened no queue pair for its path %u to this rank: both ends need the same plan",
-                       peer, path);
+int rr_verbs_qp_connect(const rr_verbs *verbs, verbs_qp *qp, const rr_hello_path *end, uint64_t base,
+                        uint32_t flow_label, uint32_t dead_ms, const char *what, rr_why why) {
     if (end->mtu < IBV_MTU_2048 || end->mtu > IBV_MTU_4096)
-        return rr_fail(why, "rank %u's path %u has no valid MTU", peer, path);
-    int index = rr_gid_find(impl->verbs, qp->hca->context, qp->hca->name, &qp->hca->gid, why);
+        return rr_fail(why, "the peer's end of %s has no valid MTU; both ends must run the same version", what);
+    int index = rr_gid_find(verbs, qp->hca->context, qp->hca->name, &qp->hca->gid, why);
     if (index < 0) return -1;
-    qp->remote_base = theirs->region_addr;
+    qp->remote_base = base;
     qp->remote_key = end->rkey;
     struct ibv_qp_attr attr = {
         .qp_state = IBV_QPS_RTR,
@@ -94,25 +82,21 @@ int rr_verbs_qp_connect(rr_provider *provider, uint32_t peer, uint32_t path, con
         .min_rnr_timer = 12,
         .ah_attr = {.is_global = 1,
                     .port_num = RR_PORT,
-                    .grh = {.sgid_index = (uint8_t)index,
-                            .hop_limit = RR_HOP_LIMIT,
-                            .flow_label = provider->config->hops[peer][path] > 1 ? RR_FORWARD_FLOW_LABEL : 0}},
+                    .grh = {.sgid_index = (uint8_t)index, .hop_limit = RR_HOP_LIMIT, .flow_label = flow_label}},
     };
     memcpy(attr.ah_attr.grh.dgid.raw, end->gid, 16);
-    int failed = impl->verbs->modify_qp(qp->qp, &attr,
-                                        IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-                                            IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
-    if (failed) return cannot_reach(qp->hca, peer, path, end, failed, why);
+    int failed = verbs->modify_qp(qp->qp, &attr,
+                                  IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+                                      IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
+    if (failed) return cannot_reach(qp->hca, what, end, failed, why);
     attr = (struct ibv_qp_attr){.qp_state = IBV_QPS_RTS,
-                                .timeout = rr_verbs_timeout(provider->config->dead_ms),
+                                .timeout = rr_verbs_timeout(dead_ms),
                                 .retry_cnt = RR_RETRIES,
                                 .sq_psn = qp->psn,
                                 .max_rd_atomic = 1};
-    failed = impl->verbs->modify_qp(qp->qp, &attr,
-                                    IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
-                                        IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
-    if (failed)
-        return rr_fail(why, "%s cannot start its queue pair for path %u to rank %u: %s", qp->hca->name, path, peer,
-                       strerror(failed));
+    failed = verbs->modify_qp(qp->qp, &attr,
+                              IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
+                                  IBV_QP_MAX_QP_RD_ATOMIC);
+    if (failed) return rr_fail(why, "%s cannot start its queue pair for %s: %s", qp->hca->name, what, strerror(failed));
     return 0;
 }

@@ -10,6 +10,8 @@ int main(void) {
 #else
 #include "verbs_impl.h"
 
+#include <arpa/inet.h>
+
 static rr_config two_ranks(void) {
     rr_config config = test_config(2, 0, 4096);
     config.provider = RR_PROVIDER_VERBS;
@@ -92,18 +94,34 @@ static void gid_comes_from_the_table(void) {
     rr_why w = {why, sizeof why};
     struct ibv_gid_entry fresh[] = {entry(0, V1, 9, "fe80"), entry(1, V2, 9, "fe80"), entry(2, V1, 9, "10.1.2.3"),
                                     entry(3, V2, 9, "10.1.2.3")};
-    CHECK(rr_gid_choose(fresh, 4, "d", w) == 3, "%s", why);
+    CHECK(rr_gid_choose(fresh, 4, "d", 0, w) == 3, "%s", why);
     struct ibv_gid_entry flapped[] = {entry(0, V1, 9, "fe80"), entry(1, V2, 9, "fe80"), entry(2, V1, 9, "10.1.2.3"),
                                       entry(4, V2, 9, "10.1.2.3")};
-    CHECK(rr_gid_choose(flapped, 4, "d", w) == 4, "%s", why);
+    CHECK(rr_gid_choose(flapped, 4, "d", 0, w) == 4, "%s", why);
     struct ibv_gid_entry vlan[] = {entry(0, V1, 9, "fe80"), entry(1, V2, 9, "fe80"), entry(2, V2, 30, "10.9.9.9"),
                                    entry(5, V2, 9, "10.1.2.3")};
-    CHECK(rr_gid_choose(vlan, 4, "d", w) == 5, "an address of another network device is not ours: %s", why);
-    CHECK(rr_gid_choose(fresh, 2, "d", w) == RR_GID_NONE && strstr(why, "no RoCE v2 IPv4 GID"), "%s", why);
-    CHECK(rr_gid_choose(fresh, 0, "d", w) == RR_GID_NONE && strstr(why, "no RoCE v2 IPv4 GID"), "%s", why);
-    CHECK(rr_gid_choose(fresh, 3, "d", w) == RR_GID_NONE && strstr(why, "only as RoCE v1"), "%s", why);
+    CHECK(rr_gid_choose(vlan, 4, "d", 0, w) == 5, "an address of another network device is not ours: %s", why);
+    CHECK(rr_gid_choose(vlan, 4, "d", inet_addr("10.9.9.9"), w) == RR_GID_NONE &&
+              strstr(why, "the GID for 10.9.9.9 of d (index 2) belongs to network device"),
+          "%s", why);
+    CHECK(rr_gid_choose(fresh, 2, "d", 0, w) == RR_GID_NONE && strstr(why, "no RoCE v2 GID for its fabric address"),
+          "%s", why);
+    CHECK(rr_gid_choose(fresh, 0, "d", 0, w) == RR_GID_NONE && strstr(why, "(present: none)"), "%s", why);
+    CHECK(rr_gid_choose(fresh, 3, "d", 0, w) == RR_GID_NONE && strstr(why, "only as RoCE v1"), "%s", why);
+}
+
+/* A port with an operator's second address: the plan says which one is the fabric's. */
+static void the_planned_address_is_taken(void) {
+    enum { V2 = IBV_GID_TYPE_ROCE_V2 };
+    char why[512];
+    rr_why w = {why, sizeof why};
     struct ibv_gid_entry two[] = {entry(0, V2, 9, "fe80"), entry(1, V2, 9, "10.1.2.3"), entry(2, V2, 9, "10.1.2.4")};
-    CHECK(rr_gid_choose(two, 3, "d", w) == RR_GID_NONE && strstr(why, "10.1.2.3 (index 1) and 10.1.2.4 (index 2)"),
+    CHECK(rr_gid_choose(two, 3, "d", inet_addr("10.1.2.3"), w) == 1, "%s", why);
+    CHECK(rr_gid_choose(two, 3, "d", inet_addr("10.1.2.4"), w) == 2, "%s", why);
+    CHECK(rr_gid_choose(two, 3, "d", 0, w) == RR_GID_NONE && strstr(why, "10.1.2.3 on") && strstr(why, "10.1.2.4 on"),
+          "%s", why);
+    CHECK(rr_gid_choose(two, 3, "d", inet_addr("10.1.2.5"), w) == RR_GID_NONE &&
+              strstr(why, "no RoCE v2 GID for 10.1.2.5") && strstr(why, "10.1.2.4 on"),
           "%s", why);
 }
 
@@ -112,6 +130,7 @@ int main(void) {
     bad_settings_are_refused();
     retry_budget_fits_the_bound();
     gid_comes_from_the_table();
+    the_planned_address_is_taken();
     return 0;
 }
 #endif
