@@ -98,7 +98,7 @@ def test_hairpin_queues_are_resized_one_function_at_a_time() -> None:
             f"devlink dev param set pci/{hca.pci} name hairpin_queue_size value 8192 cmode driverinit"
         )
         assert text[number + 3] == f"ip address replace {hca.address} dev {hca.netdev}"
-    assert reloads[-1] < text.index(next(line for line in text if "neigh add" in line))
+    assert reloads[-1] < text.index(next(line for line in text if "neigh replace" in line))
 
 
 @pytest.mark.parametrize("name", ["triangle", "pair-one-cable"])
@@ -113,5 +113,8 @@ def test_markers_stop_first_and_start_last() -> None:
     """A marked frame that meets no rule is lost, so marking begins when everything stands and ends before it goes."""
     plan, _ = make_plan(load_facts(SAMPLE))
     for node in plan.nodes:
-        assert all(not step.argv for step in list(up(node))[-2:])
-        assert all(not step.argv for step in list(down(node))[:2])
+        start, stop = [str(step) for step in up(node)][-2:], [str(step) for step in down(node)][:2]
+        device = node.markers[-1].rdma
+        assert start[-1] == f"roce-ring-marker --device {device} --mark sport=65535,ethertype=0x88b5"
+        assert stop[0] == f"roce-ring-marker --device {device} --stop"
+        assert all(line.startswith("roce-ring-marker ") for line in (*start, *stop))

@@ -218,8 +218,8 @@ def test_diff_names_what_a_change_touches(tmp_path: Path, capsys: pytest.Capture
     changed.write_text(SAMPLE.read_text().replace("02:00:00:03:00:00", "02:00:00:03:00:99"))
     assert main([str(changed), "--diff", str(out / "plan.json")]) == 1
     text = capsys.readouterr().out
-    assert "s2: - ip neigh add 10.10.2.11 lladdr 02:00:00:03:00:00 dev enp1s0f1np1 nud permanent" in text
-    assert "s2: + ip neigh add 10.10.2.11 lladdr 02:00:00:03:00:99 dev enp1s0f1np1 nud permanent" in text
+    assert "s2: - ip neigh replace 10.10.2.11 lladdr 02:00:00:03:00:00 dev enp1s0f1np1 nud permanent" in text
+    assert "s2: + ip neigh replace 10.10.2.11 lladdr 02:00:00:03:00:99 dev enp1s0f1np1 nud permanent" in text
     assert "s1: " not in text
     assert text.splitlines()[-1] == SAMPLE_LINE
 
