@@ -62,7 +62,7 @@ def soft_ring() -> type[Ring]:
 
 @pytest.fixture(scope="module")
 def ring(request: pytest.FixtureRequest, soft_ring: type[Ring]) -> Iterator[Ring]:
-    """The module's ring. Several in turn: ``@pytest.mark.parametrize("ring", [...], indirect=True, scope="module")``."""
+    """The module's ring; several in turn: ``@pytest.mark.parametrize("ring", [...], indirect=True, scope="module")``"""
     nodes, planes, *cpus = getattr(request, "param", getattr(request.module, "RING", (4, 2)))
     with soft_ring(plan_of(nodes, planes), *cpus) as ring:
         yield ring

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 from mesh.model import Hca
-from tests.softroce.ring import NO_FAULT, Node
+from tests.softroce.guest import Job
+from tests.softroce.ring import MANAGEMENT, MANAGEMENT_UP, NO_FAULT, Node
 
 
 def link_down(node: Node, hca: Hca) -> None:
@@ -14,6 +17,11 @@ def link_down(node: Node, hca: Hca) -> None:
 def link_up(node: Node, hca: Hca) -> None:
     """The link comes back with its address; planned routes and neighbours do not, as on a real host."""
     node.run(f"ip link set {hca.netdev} up").check()
+
+
+def link_down_for(node: Node, hca: Hca, seconds: float) -> Job:
+    """Both in one, in the background: down now, up after that time; wait() for the job to be sure of either."""
+    return node.spawn(f"ip link set {hca.netdev} down; sleep {seconds:g}; ip link set {hca.netdev} up", seconds + 10)
 
 
 def impair(node: Node, hca: Hca, how: str) -> None:
@@ -44,8 +52,44 @@ def move_gid(node: Node, hca: Hca) -> None:
 
 
 def kill(node: Node) -> None:
-    """A dead host: its processes end without a word, its links go dark. The name space stays, or the far ends of its
+    """A dead host: its links go dark, its processes end without a word. The name space stays, or the far ends of its
     cables would vanish with it."""
-    dark = "".join(f"link set {hca.netdev} down\n" for hca in node.plan.hcas)
+    dark = "".join(f"link set {port} down\n" for port in (MANAGEMENT, *(hca.netdev for hca in node.plan.hcas)))
     # from outside: inside, the killer would be among the killed
-    node.outside(f"ip netns pids {node.name} | xargs -r kill -KILL; ip -n {node.name} -b - <<'END'\n{dark}END")
+    node.outside(f"ip -n {node.name} -b - <<'END'\n{dark}END\nip netns pids {node.name} | xargs -r kill -KILL")
+
+
+def reboot(node: Node) -> None:
+    """Dead, then back as after a boot: ports up with MTU and address; nothing planned is there, nothing runs."""
+    kill(node)
+    for hca in node.plan.hcas:
+        node.run(f"tc qdisc del dev {hca.netdev} clsact")  # fails if there is none
+        heal(node, hca)
+    node.batch("ip", [*MANAGEMENT_UP, *(f"link set {hca.netdev} up mtu {hca.mtu}" for hca in node.plan.hcas)])
+
+
+def relay_queue(node: Node, hca: Hca, mbit: int, limit_bytes: int) -> None:
+    """Frames that this node passes on out of a port, and only those, leave at ``mbit`` Mbit/s and wait in a queue of
+    ``limit_bytes``; what comes while it is full is dropped, as by a hairpin queue. The node's own frames go first."""
+    node.batch(
+        "tc",
+        [
+            # every frame is of band 1 (the second) unless the filter says band 0
+            f"qdisc replace dev {hca.netdev} root handle 1: prio bands 2 priomap {' '.join(['1'] * 16)}",
+            f"qdisc add dev {hca.netdev} parent 1:1 {NO_FAULT}",
+            f"qdisc add dev {hca.netdev} parent 1:2 tbf rate {mbit}mbit burst {4 * hca.mtu} limit {limit_bytes}",
+            f"filter add dev {hca.netdev} parent 1: protocol all flower src_mac {hca.mac} classid 1:1",
+        ],
+    )
+
+
+def no_relay_queue(node: Node, hca: Hca) -> None:
+    """Take it back."""
+    node.run(f"tc qdisc replace dev {hca.netdev} root {NO_FAULT}").check()
+
+
+def relay_drops(node: Node, hca: Hca) -> int:
+    """Frames that the relay queue of a port has dropped."""
+    shown = json.loads(node.run(f"tc -j -s qdisc show dev {hca.netdev}").check())
+    [queue] = [qdisc for qdisc in shown if qdisc["kind"] == "tbf"]
+    return int(queue["drops"])

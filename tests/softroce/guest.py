@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import shlex
 import shutil
 import signal
@@ -113,10 +114,12 @@ class Guest:
     def _boot(self) -> None:
         shutil.copy("/proc/cpuinfo", self.share / "cpuinfo")
         self._line, theirs = socket.socketpair()
+        cores = sorted(os.sched_getaffinity(0))
         command = [
-            # the guest dies with us; one core, if it has one processor: waking another core doubles every time
+            # the guest dies with us; one core, if it has one processor: waking another core doubles every time (which
+            # one is by chance: two guests rarely meet)
             *("setpriv", "--pdeathsig", "KILL"),
-            *(("taskset", "-c", str(max(os.sched_getaffinity(0)))) if self._cpus == 1 else ()),
+            *(("taskset", "-c", str(random.choice(cores))) if self._cpus == 1 else ()),
             *(str(self._kernel), f"mem={self._memory_mib}M", f"ncpus={self._cpus}", "seccomp=on"),
             *("root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro", f"init={INIT}"),
             *("con=null", "con0=null,fd:1", "ssl=null", f"ssl0=fd:{theirs.fileno()}", "console=tty0", "panic=-1"),

@@ -35,6 +35,11 @@ GEOMETRY = {
     8: "eight-ring.yaml",
 }
 MANAGEMENT = "enP7s7"  # the name of a DGX Spark's management port
+MANAGEMENT_UP = (  # for `ip -b`; the routes go whenever the port goes down
+    f"link set {MANAGEMENT} up",
+    f"route add 192.168.77.254 dev {MANAGEMENT}",
+    "route add 192.168.77.0/24 via 192.168.77.254",
+)
 NO_FAULT = "netem limit 10000"  # passes everything at once; deep enough to never drop what Soft-RoCE has in flight
 
 
@@ -155,8 +160,7 @@ class Ring:
 def _setup(node: Node) -> str:
     """One script for everything inside a node. The netem comes now, because adding one under traffic breaks queue
     pairs; a fault changes it."""
-    ip = ["link set lo up", f"link set {MANAGEMENT} up", f"address add {node.management_address}/32 dev {MANAGEMENT}"]
-    ip += [f"route add 192.168.77.254 dev {MANAGEMENT}", "route add 192.168.77.0/24 via 192.168.77.254"]
+    ip = ["link set lo up", f"address add {node.management_address}/32 dev {MANAGEMENT}", *MANAGEMENT_UP]
     tc, rdma = [], []
     for hca in node.plan.hcas:
         ip += [f"address add {hca.address} dev {hca.netdev}", f"link set {hca.netdev} up"]
