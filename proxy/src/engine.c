@@ -35,6 +35,8 @@ static bool valid(const rr_proxy *proxy, const rr_command *cmd) {
         return false;
     if (!cmd->seq || cmd->seq >> RR_FLAG_SEQ_BITS) return false;
     if (!cmd->peers || (cmd->peers & ~everybody) || (cmd->peers & 1u << proxy->config.rank)) return false;
+    for (uint32_t p = 0; p < world; p++)
+        if ((cmd->peers & 1u << p) && !proxy->config.paths[p]) return false;
     if (cmd->op == RR_OP_PUT && (cmd->peers & (cmd->peers - 1))) return false;
     /* Scatter: every chunk of a peer starts at `dst` there, so one chunk has to fit. 16-byte chunks keep stripes
      * aligned. */

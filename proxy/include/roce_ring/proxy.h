@@ -47,7 +47,7 @@ typedef struct rr_config {
     uint32_t doorbell;        /* 1: kernels ring when they publish (CPU), so naps may be long */
     uint32_t imm;             /* verbs: arrival by write-with-immediate instead of polled flags */
     uint8_t order[RR_MAX_WORLD];                /* rank at each ring position */
-    uint8_t paths[RR_MAX_WORLD];                /* paths to each peer, 1..RR_MAX_PATHS */
+    uint8_t paths[RR_MAX_WORLD];                /* paths to each peer, up to RR_MAX_PATHS; 0: no command names it */
     uint8_t hops[RR_MAX_WORLD][RR_MAX_PATHS];   /* 1 = direct cable, 2 = through one neighbour, ... */
     uint8_t hca_of[RR_MAX_WORLD][RR_MAX_PATHS]; /* verbs: index into hca[] */
     char hca[8][32];                            /* verbs: device names; empty = unused */
