@@ -51,6 +51,7 @@ class AllReduce:
             settings = dataclasses.replace(settings, gather_bytes=settings.max_bytes)
         self._exchange, self.settings, self._serve = exchange, settings, serve
         self._topology = topology or _topology(exchange, settings)
+        self._reaches_all = self._topology.complete
         self.rank, self.world = exchange.rank, exchange.world
         self._pid = os.getpid()
         self._capturing = False
@@ -130,6 +131,13 @@ class AllReduce:
         self._same_process()
         return t
 
+    def _complete(self, what: str) -> None:
+        if not self._reaches_all:
+            raise UnsupportedError(
+                f"{what} needs a path between every two ranks; this session has those of ring neighbours",
+                f"set ROCE_RING_MODE to auto: mode {self.settings.mode} leaves the others out",
+            )
+
     def _same_process(self) -> None:
         if os.getpid() != self._pid:
             raise RoceRingError(
@@ -165,7 +173,8 @@ class AllReduce:
             raise UnsupportedError(
                 "all_reduce: out overlaps x without being x", "pass x itself, or memory apart from x"
             )
-        chosen = mode_by_name(self.choose_mode(t.bytes) if mode in (None, "auto") else mode, self.world)
+        name = self.choose_mode(t.bytes) if mode in (None, "auto") else mode
+        chosen = mode_by_name(name, self.world, self._reaches_all)
         op = self.session.op()
         op.kind, op.mode, op.dtype, op.count = ALL_REDUCE, chosen.value, DTYPES[t.dtype], t.count
         op.fp32_partials = int(fp32_partials and chosen.partials and t.dtype != "float32")
@@ -180,6 +189,7 @@ class AllReduce:
 
     def reduce_scatter(self, x: Any, out: Any = None) -> Any:
         """x has shape [world * n, ...]; returns rows [rank * n, (rank + 1) * n) of its sum over all ranks."""
+        self._complete("reduce_scatter")
         t = self._checked(x, self.settings.max_bytes, "reduce_scatter")
         if not t.shape or t.shape[0] % self.world:
             raise UnsupportedError(
@@ -194,6 +204,7 @@ class AllReduce:
     def all_gather(self, x: Any, dim: int = 0, out: Any = None, *, sizes: Sequence[int] | None = None) -> Any:
         """All ranks' x side by side along `dim`: the first or the last dimension. `sizes`: every rank's extent of that
         dimension if they differ, the same list on all ranks."""
+        self._complete("all_gather")
         t = describe(x)
         last = len(t.shape) - 1
         if not t.shape or dim not in (0, last, -1):

@@ -22,9 +22,16 @@ class Mode:
     partials: bool
     meaning: str
 
-    def refusal(self, world: int) -> str | None:
+    def needs_forwarding(self, world: int) -> bool:
+        """Whether ranks that are no ring neighbours exchange anything."""
+        return bool(self.forwarding) and self.forwarding != world
+
+    def refusal(self, world: int, complete: bool = True) -> str | None:
+        """Why this world cannot run it. `complete`: every two ranks have a path, not only neighbours."""
         if self.power_of_two and world & (world - 1):
             return f"mode {self.name} needs a world that is a power of two; this one is {world}"
+        if not complete and self.needs_forwarding(world):
+            return f"mode {self.name} needs a path between every two ranks; this session has those of ring neighbours"
         return None
 
 
@@ -40,12 +47,12 @@ def modes() -> dict[str, Mode]:
     return out
 
 
-def mode(name: str, world: int) -> Mode:
+def mode(name: str, world: int, complete: bool = True) -> Mode:
     """Raises UnsupportedError with the reason if this world cannot run it."""
     found = modes().get(name)
     if found is None:
         raise UnsupportedError(f"unknown mode {name!r}", f"expected one of {', '.join(modes())}")
-    refusal = found.refusal(world)
+    refusal = found.refusal(world, complete)
     if refusal:
         raise UnsupportedError(refusal, "choose another mode")
     return found

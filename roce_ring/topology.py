@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING
 
 from .errors import ConfigError
+from .modes import modes
 from .native import MAX_PATHS, MAX_WORLD
 from .settings import Settings
 
@@ -26,8 +27,8 @@ class Path:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """`order`: rank at each ring position. `paths[p]`: ways from this rank to rank p, in the order both ends agree
-    on."""
+    """`order`: rank at each ring position. `paths[p]`: ways from this rank to rank p, in the order both ends agree on;
+    ring neighbours have at least one, others may have none."""
 
     rank: int
     order: tuple[int, ...]
@@ -46,11 +47,29 @@ class Topology:
             problems.append(f"rank is {self.rank}, expected 0 to {world - 1}")
         if len(self.paths) != world:
             problems.append(f"paths lead to {len(self.paths)} ranks, expected {world}")
+        beside = self.neighbours if not problems else ()
         for peer, ways in enumerate(self.paths):
-            if peer != self.rank and not 1 <= len(ways) <= MAX_PATHS:
+            if peer != self.rank and not (peer in beside) <= len(ways) <= MAX_PATHS:
                 problems.append(f"{len(ways)} paths to rank {peer}, expected 1 to {MAX_PATHS}")
         if problems:
             raise ConfigError("; ".join(problems), _PLAN_AGAIN)
+
+    @property
+    def neighbours(self) -> tuple[int, ...]:
+        """The ranks before and after this one on the ring."""
+        at = self.order.index(self.rank)
+        return self.order[at - 1], self.order[(at + 1) % self.world]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every rank has a path from here."""
+        return all(ways for peer, ways in enumerate(self.paths) if peer != self.rank)
+
+    def of_neighbours(self) -> Topology:
+        """The same without the paths that a neighbour would have to forward: what ring modes need."""
+        return replace(
+            self, paths=tuple(ways if peer in self.neighbours else () for peer, ways in enumerate(self.paths))
+        )
 
     @property
     def world(self) -> int:
@@ -64,8 +83,14 @@ class Topology:
 
     @classmethod
     def from_settings(cls, settings: Settings, rank: int, world: int) -> Topology:
-        """What the environment says: a plan file, or the planner's environment line (HCAs and peer maps), or
-        neither."""
+        """What the environment says: a plan file, or the planner's environment line (HCAs and peer maps), or neither.
+        With a mode that only needs ring neighbours, only they are reached: such a ring works with no forwarding."""
+        found = cls._from_settings(settings, rank, world)
+        bare = settings.mode != "auto" and not modes()[settings.mode].needs_forwarding(world)
+        return found.of_neighbours() if bare and found.hcas else found
+
+    @classmethod
+    def _from_settings(cls, settings: Settings, rank: int, world: int) -> Topology:
         of_maps = _from_maps(settings.hca, settings.peer_hca_maps, rank, world) if settings.peer_hca_maps else None
         if not settings.plan:
             return of_maps or cls.local(rank, world)

@@ -16,6 +16,7 @@ import msgspec
 from ..communicator import AllReduce
 from ..errors import ConfigError
 from ..exchange import RendezvousExchange, Tls, agree
+from ..modes import modes
 from ..settings import Settings
 from ..topology import plan_of
 from .cases import Spec
@@ -82,6 +83,10 @@ def run_member(
     """Runs `spec` as one rank; the same result on all. `tell` gets progress (rank 0) and log records as they come.
     Raises RoceRingError, on every rank if one fails after the meeting."""
     settings = spec.roomy(settings)
+    if spec.ops == ["all_reduce"] and not any(
+        modes()[one].needs_forwarding(place.world) for one in spec.modes or ["full"]
+    ):
+        settings = replace(settings, mode=spec.modes[0])  # so that nobody but ring neighbours is connected
     if settings.name == Settings().name:
         settings = replace(settings, name=NAME)
     with interruptible(), _forwarded(tell):
