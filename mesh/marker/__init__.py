@@ -47,7 +47,7 @@ def marker_program() -> Path:
         return Path(found)
     raise FileNotFoundError(
         f"{PROGRAM} is not at {beside} and not on PATH; it is left out of a roce-ring that was built without "
-        f"<infiniband/mlx5dv.h>: install libibverbs-dev (Debian, Ubuntu) or rdma-core-devel, then install roce-ring again"
+        f"<infiniband/mlx5dv.h>: install libibverbs-dev (Debian, Ubuntu) or rdma-core-devel, then roce-ring again"
     )
 
 

@@ -81,10 +81,8 @@ static bool field(const char *whole, const char *name, const char *value, marker
         return true;
     }
     if (!number(value, ETHERTYPE_FIRST, UINT16_MAX, &parsed) || parsed == ETHERTYPE_IPV4)
-        return marker_fail(
-            "--mark '%s': ethertype '%s' is not an EtherType to mark with, 0x0600 to 0xffff except IPv4's "
-            "0x0800",
-            whole, value);
+        return marker_fail("--mark '%s': ethertype '%s' is not from 0x0600 to 0xffff, or is IPv4's own 0x0800", whole,
+                           value);
     mark->ethertype = (uint16_t)parsed;
     return true;
 }
