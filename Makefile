@@ -25,7 +25,7 @@ demo: venv  ## Plan the sample ring, then run verified all-reduces on 4 local ra
 	@echo; echo "picture of the ring: build/demo/ring.svg"; echo
 	roce-ring bench --local 4 --check --sizes 2048,16384,131072,1048576 --dtype bf16
 
-test: venv  ## Run every test tier: Python, native with sanitizers, aarch64, CUDA compile, wheel
+test: venv  ## Run every test tier: Python, native with sanitizers, aarch64, CUDA compile, wheel, Soft-RoCE
 	python tests/run_tiers.py
 
 lint: venv  ## Formatting, types, generated code, forbidden words

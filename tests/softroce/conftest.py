@@ -6,7 +6,6 @@ gets the four-Spark ring on both planes and one processor.
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -14,50 +13,24 @@ from pathlib import Path
 import pytest
 
 from tests.softroce import byhand, kernel
+from tests.softroce.guest import TOOLS
 from tests.softroce.ring import Ring, plan_of
-
-WANTED = os.environ.get("ROCE_RING_SOFT") == "1"
-TOOLS = {
-    "ip": "iproute2",
-    "tc": "iproute2",
-    "rdma": "iproute2",
-    "setpriv": "util-linux",
-    "ibv_rc_pingpong": "ibverbs-utils",
-    "ib_write_lat": "perftest",
-    "cc": "gcc",
-}
-FILES = {"/usr/include/infiniband/verbs.h": "libibverbs-dev", "/etc/libibverbs.d/rxe.driver": "ibverbs-providers"}
-
-
-def _in_the_way() -> str:
-    """Why the ring cannot run here, in words; empty if it can."""
-    if os.geteuid() != 0:
-        return "the Soft-RoCE ring needs root"
-    missing = {package for tool, package in TOOLS.items() if not shutil.which(tool)}
-    missing |= {package for file, package in FILES.items() if not Path(file).exists()}
-    if missing:
-        return f"the Soft-RoCE ring needs tools: apt-get install {' '.join(sorted(missing))}"
-    if not kernel.cached():
-        return "no Soft-RoCE kernel in the cache: ROCE_RING_SOFT=1 builds it (about 6 minutes on two cores)"
-    return ""
-
-
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Build here, where no test's time limit runs."""
-    ours = any("soft_ring" in getattr(item, "fixturenames", ()) for item in session.items)
-    if WANTED and ours and not session.config.option.collectonly:
-        try:
-            kernel.kernel()
-        except kernel.KernelError as failed:
-            raise pytest.UsageError(str(failed)) from None
 
 
 @pytest.fixture(scope="session")
 def soft_ring() -> type[Ring]:
-    """The class to make rings of, where they can run. With ROCE_RING_SOFT=1 'cannot' is a failure and no skip."""
-    if why := _in_the_way():
-        (pytest.fail if WANTED else pytest.skip)(why)
+    """The class to make rings of. Skips with the reason where they cannot run (`make test` says it in its table)."""
+    if wrong := [*kernel.obstacles(), *_missing()]:
+        pytest.skip(f"no Soft-RoCE ring here: {'; '.join(wrong)}")
     return Ring
+
+
+def _missing() -> list[str]:
+    packages = sorted({package for tool, package in TOOLS if not (shutil.which(tool) or Path(tool).exists())})
+    missing = [f"tools are missing (apt-get install {' '.join(packages)})"] if packages else []
+    if not kernel.cached():
+        missing.append("no kernel in the cache (python tests/softroce/kernel.py builds it)")
+    return missing
 
 
 @pytest.fixture(scope="module")

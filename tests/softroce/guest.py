@@ -16,6 +16,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+TOOLS = (  # what it runs, from the host's files: (program or file, Debian package that brings it)
+    ("setpriv", "util-linux"),
+    ("ip", "iproute2"),
+    ("tc", "iproute2"),
+    ("rdma", "iproute2"),
+    ("ps", "procps"),
+    ("ibv_rc_pingpong", "ibverbs-utils"),
+    ("ib_write_lat", "perftest"),
+    ("/etc/libibverbs.d/rxe.driver", "ibverbs-providers"),
+    ("/usr/include/infiniband/verbs.h", "libibverbs-dev"),
+    ("cc", "gcc"),
+)
 INIT = Path(__file__).with_name("guest_init.sh")
 BOOT_S = 30.0
 TIMED_OUT = 124  # what timeout(1) says

@@ -10,10 +10,13 @@ carries trixie-backports: older kernels have a Soft-RoCE that works in the first
 from __future__ import annotations
 
 import argparse
+import fcntl
 import hashlib
 import os
+import platform
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -24,7 +27,7 @@ from pathlib import Path
 CONFIG = Path(__file__).with_name("kernel.config")
 SUITE = "trixie-backports"
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
-TOOLS = {"gcc": "gcc", "make": "make", "flex": "flex", "bison": "bison", "bc": "bc", "xz": "xz-utils"}
+TOOLS = tuple({"gcc": "gcc", "make": "make", "flex": "flex", "bison": "bison", "bc": "bc", "xz": "xz-utils"}.items())
 NEEDED_BYTES = 4 << 30  # 1.8 GB of sources and 0.6 GB of objects, with room
 # (file, what is there, what is wanted). User-mode Linux ticks 100 times a second, which is too coarse for polling ranks
 # on one core; and an RDMA device belongs into its netdev's name space, where mlx5 puts it too.
@@ -50,15 +53,31 @@ def cached() -> Path | None:
 
 def kernel() -> Path:
     """The cached kernel, or a new one. Raises KernelError."""
+    if wrong := obstacles():
+        raise KernelError(f"the Soft-RoCE kernel cannot run here: {'; '.join(wrong)}")
     return cached() or build()
+
+
+def obstacles() -> list[str]:
+    """What on this machine no kernel helps against."""
+    wrong = []
+    if platform.machine() != "x86_64":
+        wrong.append(f"this is a {platform.machine()} machine, and User-mode Linux is for x86_64")
+    if os.geteuid() != 0:
+        wrong.append("this user is not root (the guest mounts the host's files as root)")
+    return wrong
 
 
 def build() -> Path:
     """Fetch, edit, configure, compile: 11 minutes of processor time. Raises KernelError."""
     _can_build()
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="build.", dir=_cache()) as work:
-        built = _build_in(Path(work))
+    with (_cache() / "building").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if found := cached():  # by whoever held the lock
+            return found
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="build.", dir=_cache()) as work:
+            built = _build_in(Path(work))
     _say(f"{built} built in {time.monotonic() - began:.0f} s")
     return built
 
@@ -106,13 +125,11 @@ def _say(what: str) -> None:
 def _can_build() -> None:
     """Everything that is in the way, at once."""
     wrong = []
-    if os.geteuid() != 0:
-        wrong.append("this user is not root (the guest mounts the host's files as root)")
     if not shutil.which("apt-get"):
         wrong.append("there is no apt-get (the sources come from a Debian archive)")
     elif not KEYRING.exists():
         wrong.append(f"{KEYRING} is missing (apt-get install debian-archive-keyring)")
-    if missing := [package for tool, package in TOOLS.items() if not shutil.which(tool)]:
+    if missing := [package for tool, package in TOOLS if not shutil.which(tool)]:
         wrong.append(f"tools are missing (apt-get install {' '.join(missing)})")
     try:
         _cache().mkdir(parents=True, exist_ok=True)
@@ -195,6 +212,7 @@ def _call(failure: str, command: Sequence[str], *, cwd: Path | None = None, env:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="only say whether it is in the cache")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # clean up
     try:
         found = cached() if parser.parse_args().check else kernel()
     except KernelError as failed:
