@@ -128,18 +128,31 @@ def load_plan(path: Path) -> Plan:
     """A plan that ``--out`` wrote, or that directory; :class:`Refused` if it is none, of another schema, or edited."""
     if _is_directory(path):
         path = path / PLAN_FILE
-    raw = read_document(path)
+    return _plan(read_document(path), str(path))
+
+
+def plan_from_json(document: str, where: str) -> Plan:
+    """The same for a plan that is at hand as JSON text."""
+    try:
+        raw: object = msgspec.json.decode(document)
+    except msgspec.DecodeError as error:
+        fix = "send the plan.json that --out wrote, as it is"
+        raise Refused([finding("file-not-yaml", where, f"is not JSON ({error})", "a plan", fix)]) from None
+    return _plan(raw, where)
+
+
+def _plan(raw: object, where: str) -> Plan:
     schema = raw.get("schema") if isinstance(raw, dict) else None
     fix = "name the plan.json or plan.yaml that --out wrote, or write it again with this version"
     if schema != SCHEMA:
-        raise Refused([finding("bad-value", str(path), f"schema {schema!r}", SCHEMA, fix)])
+        raise Refused([finding("bad-value", where, f"schema {schema!r}", SCHEMA, fix)])
     try:
         plan = msgspec.convert(raw, Plan)
     except msgspec.ValidationError as error:
-        raise Refused([finding("wrong-type", str(path), str(error), "a plan", fix)]) from None
+        raise Refused([finding("wrong-type", where, str(error), "a plan", fix)]) from None
     if plan_hash(plan) != plan.hash:
         seen = f"the content hashes to {plan_hash(plan)[:12]}, the file says {plan.hash[:12]}"
-        raise Refused([finding("bad-value", str(path), seen, "an unedited plan", fix)])
+        raise Refused([finding("bad-value", where, seen, "an unedited plan", fix)])
     return plan
 
 

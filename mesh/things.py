@@ -23,11 +23,13 @@ Saved = Mapping[str, int | bool]  # what was there before, as far as it has to c
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One command and why it is there. ``detached``: a program that stays; it is ready once it says so."""
+    """One command and why it is there. ``detached``: a program that stays, and is ready once the thing is to be seen.
+    ``netdev``: no command, but the time (at most ``timeout_s``) until that netdev is there."""
 
     argv: tuple[str, ...]
     why: str
     detached: bool = False
+    netdev: str = ""
     timeout_s: float = 10
 
     def __str__(self) -> str:
@@ -39,6 +41,7 @@ class Sight(NamedTuple):
 
     state: Literal["same", "absent", "other"]
     seen: str = ""
+    code: str = "object-differs"
 
 
 SAME, ABSENT = Sight("same"), Sight("absent")
@@ -50,6 +53,11 @@ class Thing(msgspec.Struct, frozen=True):
     @property
     def key(self) -> str:
         raise NotImplementedError
+
+    @property
+    def device(self) -> str:
+        """The netdev that has to be up for it, or nothing."""
+        return ""
 
     def sight(self, now: Snapshot) -> Sight:
         raise NotImplementedError
@@ -65,7 +73,7 @@ class Thing(msgspec.Struct, frozen=True):
         return {}
 
     def interrupts(self, now: Snapshot) -> bool:
-        """Making it now would break queue pairs that run."""
+        """Making it now would break queue pairs that run, or undo what somebody did on purpose."""
         return False
 
     def in_use(self, now: Snapshot) -> str:
@@ -89,7 +97,7 @@ class LinkUp(Thing, frozen=True):
     def sight(self, now: Snapshot) -> Sight:
         link = now.links.get(self.hca.netdev)
         if link is None:
-            return Sight("other", f"there is no netdev {self.hca.netdev}")
+            return Sight("other", "there is no such netdev", "device-missing")
         return SAME if link.up and link.mtu == self.hca.mtu else ABSENT
 
     def make(self) -> Iterator[Step]:
@@ -106,7 +114,7 @@ class LinkUp(Thing, frozen=True):
         yield step(f"ip link set dev {self.hca.netdev} mtu {saved['mtu']} {state}", "the MTU it had before")
 
     def interrupts(self, now: Snapshot) -> bool:
-        return now.links[self.hca.netdev].mtu != self.hca.mtu
+        return True
 
 
 class Queue(Thing, frozen=True):
@@ -130,7 +138,8 @@ class Queue(Thing, frozen=True):
         yield step(f"devlink dev param set {target} name hairpin_queue_size value {self.wanted} cmode driverinit", why)
         reload = step(f"devlink dev reload {target} action driver_reinit", "put the queue size into effect")
         yield msgspec.structs.replace(reload, timeout_s=60)
-        yield Step((), f"wait up to 60 s until {self.hca.netdev} is back; the reload took its MTU and address with it")
+        why = f"wait up to 60 s until {self.hca.netdev} is back; the reload took its MTU and address with it"
+        yield Step((), why, netdev=self.hca.netdev, timeout_s=60)
         yield from LinkUp(self.hca).make()
         yield step(f"ip address replace {self.hca.address} dev {self.hca.netdev}", "the address the reload removed")
 
@@ -173,6 +182,10 @@ class PermanentNeighbour(Thing, frozen=True):
     def key(self) -> str:
         return f"neighbour {self.near.address} dev {self.near.device}"
 
+    @property
+    def device(self) -> str:
+        return self.near.device
+
     def sight(self, now: Snapshot) -> Sight:
         mac, permanent = now.neighbours.get((self.near.address, self.near.device), ("", False))
         if not permanent:
@@ -195,6 +208,10 @@ class HostRoute(Thing, frozen=True):
     @property
     def key(self) -> str:
         return f"route {self.route.destination} dev {self.route.device}"
+
+    @property
+    def device(self) -> str:
+        return self.route.device
 
     def sight(self, now: Snapshot) -> Sight:
         there = now.routes.get(self.route.destination, ())
@@ -268,7 +285,7 @@ class Rule(Thing, frozen=True):
         if differs:
             return Sight("other", differs)
         if self.hardware and not (place.skip_sw and place.in_hw):
-            return Sight("other", "the rule is there, but not in hardware")
+            return Sight("other", "the rule is there, but not in hardware", "rule-not-in-hardware")
         return SAME
 
     def make(self) -> Iterator[Step]:

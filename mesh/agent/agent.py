@@ -1,0 +1,426 @@
+"""The agent of one node: one plan at a time, made true in one go or not at all, and kept true.
+
+Locks: ``_work`` is held by whoever changes the node (a call, or the watch); ``_view`` only to swap what is shown, so
+that status is answered while a card reloads for a minute.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from ..finding import Finding, Refused, finding, raise_errors
+from ..loading import plan_from_json
+from ..marker import RUN_DIR
+from ..model import NodePlan, Plan
+from ..snapshot import CommandFailed, Run, Snapshot, run_command
+from ..things import LinkUp, Queue, Sight, Step, Thing
+from .dataplane import SYSFS, Dataplane, choose, differs, problems
+from .leases import Leases
+from .making import Maker
+from .model import AgentEvent, Holder, NodeStatus, ThingStatus
+from .sensors import error_counters, forwarded_datagrams, missing_gids
+from .state import load, save
+
+log = logging.getLogger(__name__)
+EVENTS = 256  # kept for those who come late
+RISE_SHOWN_S = 60.0  # how long a rise of an error counter stays a finding
+
+
+class Agent:
+    """Raises StateError if the state cannot be read. Every refusal is a :class:`Refused` with all its findings."""
+
+    def __init__(
+        self,
+        directory: Path,
+        dataplane: str = "auto",
+        run: Run = run_command,
+        sysfs: Path = SYSFS,
+        markers: Path = RUN_DIR,
+        version: str = "",
+    ) -> None:
+        self._directory, self._named, self._sysfs, self._version = directory, dataplane, sysfs, version
+        self._state, self._booted = load(directory)
+        self._keep()
+        self._maker = Maker(self._state, self._keep, run, markers)
+        self._work, self._view = threading.RLock(), threading.Condition()
+        self.leases = Leases(directory, self._booted)
+        self._events: deque[AgentEvent] = deque(maxlen=EVENTS)
+        self._last_event = 0
+        self._plan: Plan | None = None
+        self._node: NodePlan | None = None
+        self._plane: Dataplane | None = None
+        self._held_back: list[Finding] = []  # findings that stay until the next commit or teardown
+        self._counters: dict[str, int] = {}
+        self._risen: dict[str, tuple[float, int]] = {}
+        self._status = NodeStatus(version, self._state.host, -1, self._state.phase, "", "", "", 0.0, 0)
+
+    # what callers ask for
+
+    def validate(self, document: str, host: str) -> tuple[Plan, list[Finding], list[Step]]:
+        """The plan, what speaks against it here, and the commands that a commit would run. Changes nothing."""
+        plan, node = self._read(document, host)
+        plane = choose(self._named, node, self._sysfs)
+        now = _look(plane, node)
+        found = list(problems(plan, node, now, plane, self._sysfs))
+        steps = [step for thing in _absent(plane, node, now) for step in thing.make()]
+        return plan, found, steps
+
+    def stage(self, document: str, host: str) -> Plan:
+        """The plan is checked, and kept for a commit."""
+        plan, found, _ = self.validate(document, host)
+        with self._work:
+            if self._plan is not None and self._plan.hash != plan.hash:
+                found.append(self._conflict(plan))
+            raise_errors(found)
+            self._state.staged, self._state.staged_host = document, host
+            self._keep()
+        self._publish()
+        return plan
+
+    def commit(self, plan_hash: str, force: bool = False) -> None:
+        """Everything of the staged plan stands, or nothing has changed. The same plan again mends what is amiss.
+
+        ``force``: even if that interrupts a running session.
+        """
+        with self._work:
+            if self._state.staged:
+                plan, node = self._read(self._state.staged, self._state.staged_host)
+            elif self._plan is not None and self._node is not None:
+                plan, node = self._plan, self._node
+            else:
+                raise Refused([self._not_staged(plan_hash, "nothing")])
+            if plan.hash != plan_hash:
+                raise Refused([self._not_staged(plan_hash, f"plan {plan.hash[:12]}")])
+            if self._plan is not None and self._plan.hash != plan.hash:
+                raise Refused([self._conflict(plan)])
+            fresh = self._plan is None
+            plane = choose(self._named, node, self._sysfs)
+            self._check(plan, node, plane, force)
+            if self._state.staged:
+                self._state.plan, self._state.host = self._state.staged, self._state.staged_host
+                self._state.staged = self._state.staged_host = ""
+            self._state.queues_tried = {}
+            self._state.phase = "applying" if fresh else "active"
+            self._hold(plan, node, plane)
+            self._apply(take_back=fresh)
+        self._look_again()
+
+    def teardown(self, force: bool = False) -> list[Finding]:
+        """Takes back everything that is ours. What could not be is returned, and tried again until it is gone."""
+        with self._work:
+            self._state.staged = self._state.staged_host = ""
+            self._keep()
+            if self._node is None:
+                return []
+            if (held := self.leases.all()) and not force:
+                raise Refused([_lease_held(self._node, held, "'roce-ring down' would cut it off")])
+            self._state.phase = "removing"
+            self._keep()
+            left = self._remove()
+        self._look_again()
+        return left
+
+    def verify(self) -> NodeStatus:
+        """A new look at everything, cards included."""
+        self._look_again(thorough=True)
+        return self.status()
+
+    def status(self) -> NodeStatus:
+        """As of the last look; leases as of now. Never waits for work that is under way."""
+        with self._view:
+            shown = self._status
+        held = tuple(Holder(session, holder) for session, holder in self.leases.all().items())
+        return msgspec.structs.replace(shown, leases=held)
+
+    def events(self, after: int, timeout_s: float) -> list[AgentEvent]:
+        """Events with an index above ``after``, oldest first; waits up to ``timeout_s`` while there are none."""
+        with self._view:
+            self._view.wait_for(lambda: self._last_event > after, timeout_s)
+            return [event for event in self._events if event.index > after]
+
+    @property
+    def plan(self) -> Plan | None:
+        return self._plan
+
+    @property
+    def node(self) -> NodePlan | None:
+        return self._node
+
+    # what happens by itself
+
+    def tick(self) -> None:
+        """One round of the watch: finish what a crash interrupted, else look, and make again what is gone."""
+        with self._work:
+            try:
+                if self._node is None and self._state.plan:
+                    self._resume()
+                if self._state.phase == "removing":
+                    self._remove()
+                elif self._state.phase == "active":
+                    self._mend()
+            except Refused as refused:
+                self._hold_back(list(refused.findings))
+        self._maker.reap()
+        self._look_again()
+
+    def tell(self, severity: str, text: str) -> None:
+        """Something happened: into the log, and to everybody who watches."""
+        log.log({"error": logging.ERROR, "warning": logging.WARNING}.get(severity, logging.INFO), "%s", text)
+        with self._view:
+            self._last_event += 1
+            self._events.append(AgentEvent(self._last_event, time.time(), severity, text))
+            self._view.notify_all()
+
+    def _resume(self) -> None:
+        """After a start: the plan of before, and what was under way then."""
+        plan, node = self._read(self._state.plan, self._state.host)
+        plane = choose(self._named, node, self._sysfs)
+        self._hold(plan, node, plane)
+        if self._state.phase != "applying":
+            return
+        self.tell("warning", "an apply was interrupted; finishing it")
+        try:
+            self._check(plan, node, plane, force=False)
+            self._apply(take_back=True)
+        except Refused as refused:
+            if self._state.phase == "applying":
+                self._state.phase = "removing"
+                self._remove()
+            why = "; ".join(item.problem for item in refused.findings)
+            fix = "mend that, then 'roce-ring up' again"
+            self._hold_back([finding("apply-interrupted", node.host, why, "a finished apply", fix)])
+
+    def _check(self, plan: Plan, node: NodePlan, plane: Dataplane, force: bool) -> None:
+        """Raises Refused where the plan cannot stand, or making it would cut off a running session."""
+        now = _look(plane, node)
+        found = list(problems(plan, node, now, plane, self._sysfs))
+        cutting = [thing.key for thing in _absent(plane, node, now) if thing.interrupts(now)]
+        if cutting and not force and (held := self.leases.all()):
+            found.append(_lease_held(node, held, f"setting {', '.join(cutting)} would cut it off"))
+        raise_errors(found)
+
+    def _apply(self, take_back: bool) -> None:
+        """Makes what is absent. Where that fails, ``take_back`` undoes it all. Raises Refused."""
+        plan, node, plane = self._holding()
+        before = set(self._state.owned)
+        try:
+            now = plane.look(node, thorough=True)
+            tried = self._state.queues_tried
+            wanted = [x for x in _absent(plane, node, now) if not (isinstance(x, Queue) and x.hca.pci in tried)]
+            self._maker.make(wanted, now, remember=True)
+            now = plane.look(node, thorough=True)
+            wrong = [
+                f"{thing.key} is {sight.seen or 'not there'}"
+                for thing, sight in _sights(plane, node, now)
+                if sight.state != "same" and not (isinstance(thing, Queue) and thing.hca.pci in tried)
+            ]
+            if wrong:
+                raise CommandFailed("after all commands worked, " + "; ".join(wrong))
+        except CommandFailed as failed:
+            left = []
+            if take_back:
+                self._state.phase = "removing"
+                left = self._remove(set(self._state.owned) - before)
+            fix = "mend that, then 'roce-ring up' again"
+            raise Refused([finding("object-failed", node.host, str(failed), "success", fix), *left]) from None
+        self._state.phase, self._booted = "active", False
+        self._keep()
+        fix = "see 'devlink dev param show' and the kernel's log; 'roce-ring up' tries once more"
+        self._hold_back(
+            [
+                finding("hairpin-failed", f"{node.host} {pci}", why, "the planned size", fix)
+                for pci, why in tried.items()
+            ]
+        )
+        self.tell("note", f"plan {plan.hash[:12]} stands on {node.host}")
+
+    def _remove(self, keys: Iterable[str] | None = None) -> list[Finding]:
+        """Takes back ``keys`` (all that is ours), and forgets the plan once nothing is left."""
+        _, node, plane = self._holding()
+        try:
+            left = self._maker.take_back(node, plane, set(self._state.owned if keys is None else keys))
+        except CommandFailed as failed:
+            left = [finding("object-failed", node.host, str(failed), "gone", "the agent tries again by itself")]
+        self._hold_back(left)
+        if not left:
+            self._state.phase, self._state.plan, self._state.host, self._state.owned = "idle", "", "", {}
+            self._plan = self._node = self._plane = None
+            self._counters, self._risen = {}, {}
+            self.tell("note", f"the plan was taken back from {node.host}")
+        self._keep()
+        return left
+
+    def _mend(self) -> None:
+        """Makes again what is gone, as far as that interrupts nobody; after a boot, everything."""
+        plan, node, plane = self._holding()
+        if self._booted:
+            self._check(plan, node, plane, force=False)
+            self._apply(take_back=False)
+            return
+        try:
+            now = plane.look(node)
+            up = {name for name, link in now.links.items() if link.up}
+            gone = [
+                thing
+                for thing in _absent(plane, node, now)
+                if not thing.interrupts(now) and (not thing.device or thing.device in up)
+            ]
+            if gone:
+                self._maker.make(gone, now, remember=False)
+                self.tell("warning", f"gone, and made again: {', '.join(thing.key for thing in gone)}")
+        except CommandFailed as failed:
+            self.tell("error", str(failed))
+
+    # what is shown
+
+    def _look_again(self, thorough: bool = False) -> None:
+        with self._work:
+            node, plane = self._node, self._plane
+            if node is None or plane is None:
+                self._publish()
+                return
+            try:
+                now = plane.look(node, thorough)
+            except CommandFailed as failed:
+                fix = "install or repair iproute2"
+                self._publish(found=[finding("object-failed", node.host, str(failed), "an answer", fix)])
+                return
+            things: list[ThingStatus] = []
+            found: list[Finding] = []
+            for thing, sight in _sights(plane, node, now):
+                packets, octets = thing.packets(now) or (-1, -1)
+                ours = thing.key in self._state.owned
+                things.append(ThingStatus(thing.key, sight.state, sight.seen, ours, packets, octets))
+                found += _about(node, thing, sight, now)
+            found += missing_gids(node, self._sysfs)
+            found += self._rises(node)
+            self._publish(things, found)
+
+    def _publish(self, things: Iterable[ThingStatus] = (), found: Iterable[Finding] = ()) -> None:
+        shown = NodeStatus(
+            version=self._version,
+            host=self._state.host or self._state.staged_host,
+            rank=self._node.rank if self._node else -1,
+            phase=self._state.phase,
+            plan_hash=self._plan.hash if self._plan else "",
+            staged_hash=self._staged_hash(),
+            dataplane=self._plane.name if self._plane else "",
+            looked_unix_s=time.time(),
+            forwarded=forwarded_datagrams(),
+            things=tuple(things),
+            findings=(*self._held_back, *found),
+            error_counters=dict(self._counters),
+        )
+        with self._view:
+            old, self._status = self._status, shown
+            self._view.notify_all()
+        before = {(item.code, item.where) for item in old.findings}
+        after = {(item.code, item.where) for item in shown.findings}
+        for item in shown.findings:
+            if (item.code, item.where) not in before and item not in self._held_back:
+                self.tell(item.severity, str(item))
+        for code, where in sorted(before - after):
+            self.tell("note", f"no longer {code}: {where}")
+
+    def _rises(self, node: NodePlan) -> Iterator[Finding]:
+        """Error counters that rose within the last minute."""
+        counters = error_counters(node, self._sysfs)
+        now = time.monotonic()
+        for name, value in counters.items():
+            if (rise := value - self._counters.get(name, value)) > 0:
+                self._risen[name] = (now, self._risen.get(name, (0.0, 0))[1] + rise)
+        self._counters = counters
+        self._risen = {name: (at, rise) for name, (at, rise) in self._risen.items() if now - at < RISE_SHOWN_S}
+        for name, (_, rise) in self._risen.items():
+            fix = "look for drops on the way: hairpin queues of the relays, cables, MTUs ('roce-ring doctor')"
+            yield finding("rdma-errors", f"{node.host}: {name}", f"rose by {rise} within a minute", "no rise", fix)
+
+    # small things
+
+    def _read(self, document: str, host: str) -> tuple[Plan, NodePlan]:
+        plan = plan_from_json(document, "the plan that was sent")
+        for node in plan.nodes:
+            if node.host == host:
+                return plan, node
+        seen, fix = f"the plan has no node {host!r}", f"name one of {', '.join(plan.hosts)}"
+        raise Refused([finding("wrong-node", host, seen, "a node of the plan", fix)])
+
+    def _staged_hash(self) -> str:
+        return plan_from_json(self._state.staged, "staged plan").hash if self._state.staged else ""
+
+    def _hold(self, plan: Plan, node: NodePlan, plane: Dataplane) -> None:
+        self._plan, self._node, self._plane = plan, node, plane
+        self._keep()
+
+    def _holding(self) -> tuple[Plan, NodePlan, Dataplane]:
+        assert self._plan is not None and self._node is not None and self._plane is not None
+        return self._plan, self._node, self._plane
+
+    def _hold_back(self, found: list[Finding]) -> None:
+        """Findings that stay until the next commit or teardown, each told once."""
+        old, self._held_back = self._held_back, found
+        for item in found:
+            if item not in old:
+                self.tell(item.severity, str(item))
+
+    def _conflict(self, plan: Plan) -> Finding:
+        seen = f"it holds plan {self._plan.hash[:12] if self._plan else ''}"
+        fix = "'roce-ring down' with that plan first, then 'roce-ring up' with this one"
+        return finding("plan-conflict", self._state.host, seen, f"no plan, or {plan.hash[:12]}", fix)
+
+    def _not_staged(self, wanted: str, seen: str) -> Finding:
+        return finding("not-staged", "commit", f"{seen} is staged", f"plan {wanted[:12]}", "stage it first")
+
+    def _keep(self) -> None:
+        save(self._directory, self._state)
+
+
+def _look(plane: Dataplane, node: NodePlan) -> Snapshot:
+    try:
+        return plane.look(node, thorough=True)
+    except CommandFailed as failed:
+        fix = "install or repair iproute2"
+        raise Refused([finding("object-failed", node.host, str(failed), "an answer", fix)]) from None
+
+
+def _sights(plane: Dataplane, node: NodePlan, now: Snapshot) -> Iterator[tuple[Thing, Sight]]:
+    return ((thing, thing.sight(now)) for thing in plane.things(node))
+
+
+def _absent(plane: Dataplane, node: NodePlan, now: Snapshot) -> list[Thing]:
+    return [thing for thing, sight in _sights(plane, node, now) if sight.state == "absent"]
+
+
+def _about(node: NodePlan, thing: Thing, sight: Sight, now: Snapshot) -> Iterator[Finding]:
+    """What the watch has to say about one thing."""
+    where = f"{node.host}: {thing.key}"
+    if sight.state == "other":
+        yield differs(node, thing, sight)
+    elif isinstance(thing, LinkUp):
+        link = now.links[thing.hca.netdev]
+        if not link.up or not link.carrier:
+            seen = "no carrier" if link.up else "set down"
+            fix = (
+                f"'ip link set dev {thing.hca.netdev} up'"
+                if not link.up
+                else "see the cable and the node at its far end"
+            )
+            yield finding("link-down", where, seen, "a link", fix)
+        elif sight.state == "absent":
+            fix = "'roce-ring up' sets it while no session runs; make netplan or NetworkManager agree"
+            yield finding("object-missing", where, f"MTU {link.mtu}", f"MTU {thing.hca.mtu}", fix)
+    elif sight.state == "absent" and (not thing.device or now.links[thing.device].up):
+        yield finding("object-missing", where, "not there", "as planned", "'roce-ring up' again; see the agent's log")
+
+
+def _lease_held(node: NodePlan, held: dict[str, str], why: str) -> Finding:
+    who = ", ".join(held.values())
+    fix = "end the session first, or use --force and lose it"
+    return finding("lease-held", node.host, f"{who} runs, and {why}", "no running session", fix)

@@ -1,0 +1,167 @@
+"""What differs between real cards and Soft-RoCE: which things there are, how to look at them, what must hold before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from .. import inventory
+from ..facts import Port
+from ..finding import Finding, Refused, finding
+from ..functions import check_functions
+from ..loading import node_from_json
+from ..marker import RUN_DIR, running
+from ..model import Hca, NodePlan, Plan
+from ..snapshot import CommandFailed, Run, Snapshot, read, run_command
+from ..things import Sight, Thing, in_hardware, in_software
+
+SYSFS = Path("/sys")
+
+
+class Dataplane(Protocol):
+    name: str
+
+    def things(self, node: NodePlan) -> tuple[Thing, ...]:
+        """Everything of the node's plan, in the order it is made."""
+        ...
+
+    def look(self, node: NodePlan | None, thorough: bool = False) -> Snapshot:
+        """The kernel now. ``thorough`` also asks what takes long and only changes with a reload or a boot."""
+        ...
+
+    def check(self, node: NodePlan) -> Iterator[Finding]:
+        """What must be mended by hand before the plan can stand."""
+        ...
+
+
+class Soft:
+    """Soft-RoCE on any netdev: the kernel's own tc forwards and marks. Slow, and every rule of the plan is real."""
+
+    name = "soft"
+
+    def __init__(self, run: Run = run_command) -> None:
+        self._run = run
+
+    def things(self, node: NodePlan) -> tuple[Thing, ...]:
+        return in_software(node)
+
+    def look(self, node: NodePlan | None, thorough: bool = False) -> Snapshot:
+        return read(self._run)
+
+    def check(self, node: NodePlan) -> Iterator[Finding]:
+        yield from ()
+
+
+class Cx7:
+    """ConnectX-7 cards: rules are in the card or nowhere, a marker program per device, hairpin queues."""
+
+    name = "cx7"
+
+    def __init__(self, run: Run = run_command, sysfs: Path = SYSFS, markers: Path = RUN_DIR) -> None:
+        self._run, self._sysfs, self._markers = run, sysfs, markers
+
+    def things(self, node: NodePlan) -> tuple[Thing, ...]:
+        return in_hardware(node)
+
+    def look(self, node: NodePlan | None, thorough: bool = False) -> Snapshot:
+        now = read(self._run)
+        held = {marker.rdma: running(marker.rdma, self._markers) for marker in (node.markers if node else ())}
+        marked = {rdma: one.marks or () for rdma, one in held.items() if one is not None}
+        hairpins = {}
+        if thorough and node is not None and node.hairpins:
+            for port in self._ports(node):
+                if port.hairpin_queue_size is not None:
+                    hairpins[port.pci] = port.hairpin_queue_size
+        return msgspec.structs.replace(now, marked=marked, hairpins=hairpins)
+
+    def check(self, node: NodePlan) -> Iterator[Finding]:
+        """The planner's own checks of a function, on what this node is now."""
+        try:
+            ports = self._ports(node)
+        except Refused as refused:
+            yield from refused.findings
+            return
+        for found in check_functions(ports, (), bool(node.markers), {0} if node.rules else ()):
+            # links, MTUs, addresses and queue sizes are ours to set
+            if found.code not in ("link-down", "mtu-small", "gid-missing", "hairpin-pending"):
+                yield found
+
+    def _ports(self, node: NodePlan) -> list[Port]:
+        """This node's functions as the planner sees functions, under the plan's planes and cages."""
+        entry = node_from_json(inventory.take(self._sysfs, self._ask, node.host), f"{node.host} now")
+        planned = {hca.netdev: hca for hca in node.hcas}
+        found = []
+        for port in entry.ports:
+            if (hca := planned.get(port.netdev)) is not None:
+                values = {name: getattr(port, name) for name in Port.__struct_fields__ if hasattr(port, name)}
+                values |= {"rank": 0, "host": node.host, "plane": hca.plane, "port": hca.port, "ipv4": hca.address}
+                found.append(Port(**values))
+        return found
+
+    def _ask(self, argv: list[str], stdin: str = "") -> str:
+        try:
+            return self._run(tuple(argv), stdin)
+        except CommandFailed as failed:
+            raise OSError(str(failed)) from None  # what the inventory takes note of
+
+
+def choose(name: str, node: NodePlan, sysfs: Path = SYSFS) -> Dataplane:
+    """``auto`` goes by the driver behind the plan's devices. Raises Refused where that gives no answer."""
+    if name == "auto":
+        kinds = {hca.rdma: _kind(hca, sysfs) for hca in node.hcas}
+        found = set(kinds.values())
+        if len(found) != 1 or "" in found:
+            seen = ", ".join(f"{rdma}: {kind or 'absent or neither'}" for rdma, kind in kinds.items())
+            fix = "load mlx5_ib (or set up Soft-RoCE) for all of them, or plan this node again"
+            expected = "all driven by mlx5_core, or all Soft-RoCE"
+            raise Refused([finding("device-missing", f"{node.host}: RDMA devices", seen, expected, fix)])
+        name = found.pop()
+    return Soft() if name == "soft" else Cx7()
+
+
+def _kind(hca: Hca, sysfs: Path) -> str:
+    device = sysfs / "class" / "infiniband" / hca.rdma
+    if (device / "parent").exists():  # Soft-RoCE names the netdev it sits on; a card's driver has a PCI device instead
+        return "soft"
+    driver = device / "device" / "driver"
+    return "cx7" if driver.exists() and driver.resolve().name == "mlx5_core" else ""
+
+
+def problems(plan: Plan, node: NodePlan, now: Snapshot, plane: Dataplane, sysfs: Path = SYSFS) -> Iterator[Finding]:
+    """Why this node cannot be what the plan says it is, whatever the agent does."""
+    macs = {link.mac for link in now.links.values()}
+    if not any(hca.mac in macs for hca in node.hcas):
+        for other in plan.nodes:
+            if all(hca.mac in macs for hca in other.hcas):
+                fix = f"send the plan to {node.host}, or correct the address that is given for it"
+                seen = f"the ports here have the MACs of {other.host}"
+                yield finding("wrong-node", node.host, seen, f"those of {node.host}", fix)
+                return
+    for hca in node.hcas:
+        where = f"{node.host} {hca.netdev}"
+        link = now.links.get(hca.netdev)
+        if link is None:
+            fix = "see 'ip link'; plan again if the port has another name now"
+            yield finding("device-missing", where, "there is no such netdev", f"the port with MAC {hca.mac}", fix)
+        elif link.mac != hca.mac:
+            fix = "plan again with this node's inventory: relay rules of its neighbours name the MAC"
+            yield finding("mac-differs", where, f"MAC {link.mac}", f"{hca.mac}, as planned", fix)
+        if not (sysfs / "class" / "infiniband" / hca.rdma).exists():
+            fix = "load the RDMA driver ('modprobe mlx5_ib'), or plan again if the device has another name now"
+            yield finding("device-missing", where, f"there is no RDMA device {hca.rdma}", "the device as planned", fix)
+    for thing in plane.things(node):
+        sight = thing.sight(now)
+        if sight.state == "other" and sight.code != "device-missing":
+            yield differs(node, thing, sight)
+    yield from plane.check(node)
+
+
+def differs(node: NodePlan, thing: Thing, sight: Sight) -> Finding:
+    """Something else is in a thing's place."""
+    fix = "remove it if nothing needs it; what the agent did not make it does not touch"
+    if sight.code == "rule-not-in-hardware":
+        fix = "see 'ethtool -k' for hw-tc-offload and 'devlink dev param' for flow_steering_mode of the port"
+    return finding(sight.code, f"{node.host}: {thing.key}", sight.seen, "nothing, or exactly as planned", fix)

@@ -1,0 +1,133 @@
+"""Makes things and takes them back, one command at a time, with the record always ahead of the deed."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import subprocess
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+
+from ..finding import Finding, finding
+from ..marker import RUN_DIR, marker_program, running
+from ..model import NodePlan
+from ..snapshot import CommandFailed, Run, Snapshot, run_command
+from ..things import Queue, Step, Thing
+from .dataplane import Dataplane
+from .state import State
+
+log = logging.getLogger(__name__)
+_READY_S = 10  # a marker installs a handful of rules in milliseconds
+
+
+class Maker:
+    """Runs steps. ``keep`` writes the state to disk."""
+
+    def __init__(self, state: State, keep: Callable[[], None], run: Run = run_command, markers: Path = RUN_DIR) -> None:
+        self._state, self._keep, self._run, self._markers = state, keep, run, markers
+        self._started: list[subprocess.Popen[bytes]] = []
+
+    def make(self, things: Sequence[Thing], now: Snapshot, remember: bool) -> None:
+        """Raises CommandFailed at the first command that fails; what was made before stays.
+
+        ``remember``: what is in a thing's place now is what a teardown brings back.
+        """
+        for thing in things:
+            if thing.key not in self._state.owned:
+                self._state.owned[thing.key] = dict(thing.save(now)) if remember else {}
+        self._keep()
+        for thing in things:
+            try:
+                self._steps(thing.make())
+            except CommandFailed as failed:
+                if not isinstance(thing, Queue):
+                    raise
+                # the plan's size limits are those of the queue as it was: slower, and safe
+                self._state.queues_tried[thing.hca.pci] = str(failed)
+                self._keep()
+
+    def take_back(self, node: NodePlan, plane: Dataplane, keys: Collection[str]) -> list[Finding]:
+        """Takes back those of our things that ``keys`` names, last made first. What cannot be taken back is a finding,
+        and stays ours."""
+        left: list[Finding] = []
+        kind: type[Thing] | None = None
+        for thing in reversed(plane.things(node)):
+            if thing.key not in keys or thing.key not in self._state.owned:
+                continue
+            if type(thing) is not kind:
+                kind, now = type(thing), plane.look(node)
+            if problem := self._take_back(thing, now):
+                fix = "take it back by hand; the agent tries again until it is gone"
+                left.append(finding("object-failed", f"{node.host}: {thing.key}", problem, "gone", fix))
+            else:
+                del self._state.owned[thing.key]
+        self._keep()
+        return left
+
+    def _take_back(self, thing: Thing, now: Snapshot) -> str:
+        sight = thing.sight(now)
+        if sight.state == "other":
+            log.warning("%s is not ours any more (%s): left as it is", thing.key, sight.seen)
+            return ""
+        if sight.state == "absent" and not self._state.owned[thing.key]:
+            return ""
+        if why := thing.in_use(now):
+            log.warning("%s stays: %s", thing.key, why)
+            return ""
+        try:
+            self._steps(thing.unmake(self._state.owned[thing.key]))
+        except CommandFailed as failed:
+            return str(failed)
+        return ""
+
+    def _steps(self, steps: Iterator[Step]) -> None:
+        for step in steps:
+            log.info("%s", step)
+            if step.netdev:
+                self._wait_for(step.netdev, step.timeout_s)
+            elif step.detached:
+                self._start(step)
+            else:
+                self._run(step.argv, timeout_s=step.timeout_s)
+
+    def _wait_for(self, netdev: str, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            with contextlib.suppress(CommandFailed):
+                self._run(("ip", "-j", "link", "show", "dev", netdev))
+                return
+            if time.monotonic() > deadline:
+                raise CommandFailed(f"{netdev} did not come back within {timeout_s:g} s of its function's reload")
+            time.sleep(0.5)
+
+    def _start(self, step: Step) -> None:
+        """A program that outlives the agent: in a session of its own, its words in a file beside its state."""
+        device = step.argv[step.argv.index("--device") + 1]
+        said = self._markers / f"{device}.log"
+        try:
+            program = marker_program()
+            self._markers.mkdir(parents=True, exist_ok=True)
+            with said.open("wb") as out:
+                argv = [str(program), *step.argv[1:]]
+                process = subprocess.Popen(
+                    argv, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+                )
+        except OSError as error:
+            raise CommandFailed(f"'{step}' cannot be started: {error}") from None
+        self._started.append(process)
+        deadline = time.monotonic() + _READY_S
+        while time.monotonic() < deadline:
+            found = running(device, self._markers)
+            if found is not None and found.marks is not None:
+                return
+            if process.poll() is not None:
+                words = " ".join(said.read_text(errors="replace").split()) or f"exit status {process.returncode}"
+                raise CommandFailed(f"'{step}' ended at once: {words}")
+            time.sleep(0.02)
+        process.terminate()
+        raise CommandFailed(f"'{step}' was not ready within {_READY_S} s; it was stopped")
+
+    def reap(self) -> None:
+        """Programs of ours that ended leave nothing behind in the process table."""
+        self._started = [process for process in self._started if process.poll() is None]

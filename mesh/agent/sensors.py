@@ -1,0 +1,56 @@
+"""What an agent watches beside its things: error counters, GIDs, and whether the kernel forwards. Only reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..finding import Finding, finding
+from ..inventory import gid_rows, read_number
+from ..model import NodePlan
+
+SNMP = Path("/proc/net/snmp")
+# Counters that stand still on a healthy fabric: mlx5's first, then Soft-RoCE's names for the like.
+BAD = (
+    "rx_out_of_buffer",
+    "out_of_sequence",
+    "packet_seq_err",
+    "local_ack_timeout_err",
+    "rnr_nak_retry_err",
+    "out_of_seq_request",
+    "rcvd_seq_err",
+    "retry_exceeded_err",
+    "completer_retry_err",
+    "send_err",
+)
+
+
+def error_counters(node: NodePlan, sysfs: Path) -> dict[str, int]:
+    """ "DEVICE COUNTER" -> value, of those in BAD that the device has."""
+    found = {}
+    for hca in node.hcas:
+        folder = sysfs / "class" / "infiniband" / hca.rdma / "ports" / "1" / "hw_counters"
+        for name in BAD:
+            if (value := read_number(folder / name)) is not None:
+                found[f"{hca.rdma} {name}"] = value
+    return found
+
+
+def missing_gids(node: NodePlan, sysfs: Path) -> Iterator[Finding]:
+    """Ports without the RoCE v2 GID of their planned address: no queue pair can be connected from there."""
+    for hca in node.hcas:
+        device = sysfs / "class" / "infiniband" / hca.rdma
+        octets = [int(octet) for octet in hca.address.split("/")[0].split(".")]
+        wanted = "0000:0000:0000:0000:0000:ffff:{:02x}{:02x}:{:02x}{:02x}".format(*octets)
+        if device.exists() and not any(row["gid"] == wanted and row["type"] == "RoCE v2" for row in gid_rows(device)):
+            fix = f"see 'ip address show dev {hca.netdev}' and 'rdma link'; the GID follows the address within 10 s"
+            yield finding("gid-missing", f"{node.host} {hca.netdev}", f"{hca.rdma} has no such GID", wanted, fix)
+
+
+def forwarded_datagrams(snmp: Path = SNMP) -> int:
+    """IPv4 datagrams that this kernel itself forwarded; -1 if it does not say."""
+    try:
+        names, values = [line.split() for line in snmp.read_text().splitlines() if line.startswith("Ip:")]
+        return int(values[names.index("ForwDatagrams")])
+    except (OSError, ValueError):
+        return -1
