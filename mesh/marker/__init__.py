@@ -20,14 +20,13 @@ from ..model import Mark, Marker
 
 PROGRAM = "roce-ring-marker"
 RUN_DIR = Path("/run/roce-ring/markers")  # the program's own default, too
-UNIT = "roce-ring-marker@{}.service"
 _FLOCK = "hhqqi0q"  # struct flock of 64-bit Linux: type, whence, start, length, pid
 
 State = Literal["absent", "starting", "identical", "different"]
 
 
 class Running(msgspec.Struct, frozen=True):
-    """A marker that is alive. ``marks`` is None until all of them are in place."""
+    """A marker that is alive. ``pid`` is 0 in another PID name space; ``marks`` is None until all are in place."""
 
     pid: int
     marks: tuple[Mark, ...] | None
@@ -54,16 +53,8 @@ def marker_program() -> Path:
 def argv(marker: Marker, run_dir: Path = RUN_DIR) -> list[str]:
     """The command that holds the marks of one device until it is told to stop."""
     where = [] if run_dir == RUN_DIR else ["--run-dir", str(run_dir)]
-    return [PROGRAM, "--device", marker.rdma, *where, *_marks(marker)]
-
-
-def unit_environment(marker: Marker) -> str:
-    """What ``/run/roce-ring/markers/DEVICE.env`` has to say before the device's unit is started."""
-    return f"MARKS={' '.join(_marks(marker))}\n"
-
-
-def _marks(marker: Marker) -> list[str]:
-    return [word for mark in marker.marks for word in ("--mark", _text(mark))]
+    marks = (word for mark in marker.marks for word in ("--mark", _text(mark)))
+    return [PROGRAM, "--device", marker.rdma, *where, *marks]
 
 
 def _text(mark: Mark) -> str:

@@ -4,9 +4,12 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 /* Every folder on the way, as /run is empty after a boot. */
@@ -20,11 +23,22 @@ static bool make_folders(const char *path) {
     return !mkdir(part, 0755) || errno == EEXIST;
 }
 
+static void file_of(const marker_options *options, marker_held *out) {
+    snprintf(out->path, sizeof out->path, "%s/%s.state", options->run_dir, options->device);
+}
+
+/* The process that holds the lock; 0 if none does, -1 if it cannot be told (another PID name space). */
+static pid_t holder(int fd) {
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    if (fcntl(fd, F_GETLK, &lock) || lock.l_type == F_UNLCK) return 0;
+    return lock.l_pid > 0 ? lock.l_pid : -1;
+}
+
 bool marker_hold(const marker_options *options, marker_held *out) {
     if (!make_folders(options->run_dir))
         return marker_fail("the folder %s cannot be made: %s; run as root, or give another one with --run-dir",
                            options->run_dir, strerror(errno));
-    snprintf(out->path, sizeof out->path, "%s/%s.state", options->run_dir, options->device);
+    file_of(options, out);
     out->fd = open(out->path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
     if (out->fd < 0)
         return marker_fail("%s cannot be opened: %s; run as root, or give another folder with --run-dir", out->path,
@@ -33,11 +47,14 @@ bool marker_hold(const marker_options *options, marker_held *out) {
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
     if (!fcntl(out->fd, F_SETLK, &lock) && !ftruncate(out->fd, 0)) return true;
     int error = errno;
-    bool asked = !fcntl(out->fd, F_GETLK, &lock) && lock.l_type != F_UNLCK;
+    pid_t other = holder(out->fd);
     close(out->fd);
-    if (asked)
-        return marker_fail("%s already has a marker, process %d (its marks are in %s); stop that one first",
-                           options->device, (int)lock.l_pid, out->path);
+    if (other) {
+        char name[32] = "in another PID name space";
+        if (other > 0) snprintf(name, sizeof name, "process %d", (int)other);
+        return marker_fail("%s already has a marker, %s (its marks are in %s); stop that one first", options->device,
+                           name, out->path);
+    }
     return marker_fail("%s cannot be locked: %s", out->path, strerror(error));
 }
 
@@ -68,4 +85,35 @@ void marker_release(const marker_held *held) {
      * believes without the lock. */
     if (ftruncate(held->fd, 0)) marker_fail("%s cannot be emptied: %s", held->path, strerror(errno));
     close(held->fd);
+}
+
+static bool end_process(int fd, pid_t pid, const char *device) {
+    /* By a handle, not by number: between the look and the signal the number may become another process's. */
+    int process = (int)syscall(SYS_pidfd_open, pid, 0);
+    bool sent = false, gone = process < 0 && errno == ESRCH;
+    if (process >= 0 && holder(fd) == pid) sent = !syscall(SYS_pidfd_send_signal, process, SIGTERM, NULL, 0);
+    int error = errno;
+    struct pollfd end = {.fd = process, .events = POLLIN};
+    if (sent) gone = poll(&end, 1, MARKER_STOP_MS) == 1;
+    if (process >= 0) close(process);
+    if (gone || !holder(fd)) return true;
+    if (sent) return marker_fail("%s: process %d did not end within %d s", device, (int)pid, MARKER_STOP_MS / 1000);
+    return marker_fail("%s: process %d cannot be stopped: %s", device, (int)pid, strerror(error));
+}
+
+bool marker_stop(const marker_options *options) {
+    marker_held held;
+    file_of(options, &held);
+    held.fd = open(held.path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    if (held.fd < 0 && errno != ENOENT) return marker_fail("%s cannot be read: %s", held.path, strerror(errno));
+    pid_t pid = held.fd < 0 ? 0 : holder(held.fd);
+    bool fine = true;
+    if (pid > 0)
+        fine = end_process(held.fd, pid, options->device);
+    else if (pid < 0)
+        fine =
+            marker_fail("%s: its marker is in another PID name space (a container?); stop it there", options->device);
+    if (fine) printf("%s: %s\n", options->device, pid ? "marker stopped" : "no marker ran");
+    if (held.fd >= 0) close(held.fd);
+    return fine;
 }

@@ -122,6 +122,7 @@ int main(int argc, char **argv) {
         fputs(marker_help, stdout);
         return MARKER_OK;
     }
+    if (options.stop) return marker_stop(&options) ? MARKER_OK : MARKER_FAILED;
     /* A signal that comes while the marks are made is seen after that, and they are removed in order. Whoever read our
      * output may go: that is no reason to stop. */
     sigset_t stop;

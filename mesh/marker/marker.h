@@ -12,7 +12,8 @@
 #define MARKER_RUN_DIR "/run/roce-ring/markers"
 #define MARKER_MARKS 16 /* one per far node; a plan has at most 16 nodes */
 #define MARKER_FOR_S 7200
-#define MARKER_NAME 64 /* IB_DEVICE_NAME_MAX of the kernel, with the ending zero */
+#define MARKER_STOP_MS 10000 /* a marker takes milliseconds to remove its rules */
+#define MARKER_NAME 64       /* IB_DEVICE_NAME_MAX of the kernel, with the ending zero */
 #define MARKER_FOLDER 1024
 #define MARKER_TEXT 80 /* the longest mark in words */
 
@@ -31,6 +32,7 @@ typedef struct marker_options {
     marker_mark marks[MARKER_MARKS];
     uint32_t count;
     uint32_t for_s; /* 0: until told to stop */
+    bool stop;      /* end the one that runs */
     bool check;     /* only say whether the device takes the marks */
     bool help;
 } marker_options;
@@ -62,5 +64,6 @@ typedef struct marker_held {
 bool marker_hold(const marker_options *options, marker_held *out);
 bool marker_publish(const marker_held *held, const marker_options *options);
 void marker_release(const marker_held *held);
+bool marker_stop(const marker_options *options); /* the one that runs on the device, and waits until it is gone */
 
 #endif

@@ -10,6 +10,7 @@
 
 const char marker_help[] =
     "usage: " MARKER_PROGRAM " --device NAME --mark MATCH,ethertype=TYPE [--mark ...]\n"
+    "       " MARKER_PROGRAM " --device NAME --stop\n"
     "\n"
     "Rewrites the EtherType of RDMA frames that leave by one mlx5 device, until it gets SIGTERM or SIGINT.\n"
     "\n"
@@ -17,11 +18,13 @@ const char marker_help[] =
     "  --mark dst=ADDRESS,ethertype=TYPE   frames to this IPv4 address\n"
     "  --mark sport=PORT,ethertype=TYPE    frames with this UDP source port (65535: flow label 16383) and no dst mark\n"
     "  --check         only say whether the device takes the marks; they are in place for a moment\n"
+    "  --stop          end the marker that holds this device, and wait until its marks are gone\n"
     "  --for SECONDS   stop by itself after so long, at most 7200\n"
     "  --run-dir DIR   where the state file is kept (default " MARKER_RUN_DIR ")\n"
     "\n"
-    "Exit status: 0 told to stop, or --check found no obstacle; 1 the device, a rule or the state file failed;\n"
-    "2 wrong arguments.\n";
+    "Exit status: 0 told to stop, --check found no obstacle, or --stop left none; 1 the device, a rule or the state "
+    "file\n"
+    "failed; 2 wrong arguments.\n";
 
 enum {
     SPORT_FIRST = 0xC000,    /* RoCE v2 source ports are 0xC000 | the low 14 bits of the flow label */
@@ -124,13 +127,10 @@ void marker_words(const marker_mark *m, char out[static MARKER_TEXT]) {
 
 bool marker_parse(int argc, char **argv, marker_options *out) {
     static const struct option known[] = {
-        {"device", required_argument, NULL, 'd'},
-        {"mark", required_argument, NULL, 'm'},
-        {"run-dir", required_argument, NULL, 'r'},
-        {"for", required_argument, NULL, 'f'},
-        {"check", no_argument, NULL, 'c'},
-        {"help", no_argument, NULL, 'h'},
-        {0},
+        {"device", required_argument, NULL, 'd'},  {"mark", required_argument, NULL, 'm'},
+        {"run-dir", required_argument, NULL, 'r'}, {"for", required_argument, NULL, 'f'},
+        {"check", no_argument, NULL, 'c'},         {"stop", no_argument, NULL, 's'},
+        {"help", no_argument, NULL, 'h'},          {0},
     };
     *out = (marker_options){.run_dir = MARKER_RUN_DIR};
     bool fine = true, marked = false, named = false;
@@ -157,6 +157,9 @@ bool marker_parse(int argc, char **argv, marker_options *out) {
         case 'c':
             out->check = true;
             break;
+        case 's':
+            out->stop = true;
+            break;
         case 'h':
             out->help = true;
             return true;
@@ -167,7 +170,9 @@ bool marker_parse(int argc, char **argv, marker_options *out) {
     }
     for (; optind < argc; optind++) fine = marker_fail("'%s' belongs to no option", argv[optind]);
     if (!named) fine = marker_fail("--device NAME is missing");
-    if (!marked) fine = marker_fail("--mark is missing: nothing to do");
+    if (out->stop && (marked || out->check || out->for_s))
+        fine = marker_fail("--stop goes with --device and --run-dir alone");
+    if (!marked && !out->stop) fine = marker_fail("--mark is missing: nothing to do");
     if (out->check && out->for_s) fine = marker_fail("--check ends at once: leave out --for");
     return fine;
 }

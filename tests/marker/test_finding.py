@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mesh.marker import RUN_DIR, argv, marker_program, running, state, unit_environment
+from mesh.marker import RUN_DIR, argv, marker_program, running, state
 from mesh.model import Mark, Marker
 from tests.marker.lab import Lab, until
 
@@ -21,12 +21,11 @@ def marker(*marks: Mark) -> Marker:
     return Marker("rocep1s0f0", marks)
 
 
-def test_command_and_unit_environment_are_exact() -> None:
+def test_command_is_exact() -> None:
     both = marker(BY_PORT, FAR)
     words = "--mark sport=65535,ethertype=0x88b5 --mark dst=10.10.2.10,ethertype=0x88b6"
     assert shlex.join(argv(both)) == f"roce-ring-marker --device rocep1s0f0 {words}"
     assert argv(both, Path("/tmp/x"))[3:5] == ["--run-dir", "/tmp/x"]
-    assert unit_environment(both) == f"MARKS={words}\n"
 
 
 def test_the_default_folder_is_the_programs(built: tuple[list[str], Path]) -> None:

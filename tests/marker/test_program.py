@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from mesh.commands import describe
 from mesh.loading import load_facts
 from mesh.marker import argv
 from mesh.planner import make_plan
+from mesh.things import describe
 from tests.marker.lab import Lab, until
 from tests.mesh.rings import EXAMPLES
 
@@ -205,7 +205,9 @@ def test_help_names_every_option(lab: Lab) -> None:
     process = lab.start("--help")
     text, _ = process.communicate(timeout=10)
     assert process.returncode == 0
-    assert all(option in text for option in ("--device", "--mark", "--check", "--for", "--run-dir", "Exit status"))
+    assert all(
+        option in text for option in ("--device", "--mark", "--check", "--stop", "--for", "--run-dir", "2 wrong")
+    )
 
 
 def test_a_second_marker_on_the_device_is_refused(lab: Lab) -> None:
@@ -215,6 +217,25 @@ def test_a_second_marker_on_the_device_is_refused(lab: Lab) -> None:
         assert status == 1
         assert line.startswith(f"rocep1s0f0 already has a marker, process {first.pid} (its marks are in ")
     lab.ready("--device", "rocep1s0f1", "--mark", SPORT)  # another device is another matter
+
+
+def test_stop_ends_the_marker_of_one_device_and_waits_for_it(lab: Lab) -> None:
+    first, other = lab.ready(*ONE), lab.ready("--device", "rocep1s0f1", "--mark", SPORT)
+    assert lab.run(*DEVICE, "--stop") == (0, [])
+    assert lab.calls()[-4:] == [*ONE_GONE, "close"]
+    assert first.wait(timeout=1) == 0
+    assert other.poll() is None
+    assert lab.run(*DEVICE, "--stop") == (0, [])  # there is none any more, and that was the wish
+    first = lab.ready(*ONE)
+    first.kill()
+    first.wait(timeout=10)
+    assert lab.run(*DEVICE, "--stop") == (0, [])
+
+
+def test_stop_needs_neither_rdma_nor_marks(lab: Lab) -> None:
+    assert lab.run(*DEVICE, "--stop", LD_LIBRARY_PATH="/nowhere") == (0, [])
+    status, errors = lab.run(*ONE, "--stop")
+    assert (status, errors) == (2, ["--stop goes with --device and --run-dir alone"])
 
 
 def test_state_file_that_cannot_be_made(lab: Lab) -> None:
