@@ -27,11 +27,11 @@ def check_functions(
         for check in CHECKS:
             yield from check(port)
         if forwards:
-            yield from _steering(port)
+            yield from steering(port)
         if port.rank in relays:
             for check in RELAY_CHECKS:
                 yield from check(port)
-    yield from _mtu_ends({(p.rank, p.port, p.plane): p for p in ports}, cables)
+    yield from mtu_ends({(p.rank, p.port, p.plane): p for p in ports}, cables)
 
 
 def matching_gid(port: Port) -> Gid | None:
@@ -72,7 +72,7 @@ def _mtu(port: Port) -> Iterator[Finding]:
         )
 
 
-def _mtu_ends(by_place: Mapping[tuple[int, int, int], Port], cables: Sequence[Cable]) -> Iterator[Finding]:
+def mtu_ends(by_place: Mapping[tuple[int, int, int], Port], cables: Sequence[Cable]) -> Iterator[Finding]:
     for cable in cables:
         for plane in (0, 1):
             a, b = by_place.get((*cable.a, plane)), by_place.get((*cable.b, plane))
@@ -135,7 +135,7 @@ def _offload(port: Port) -> Iterator[Finding]:
         yield finding("offload-off", str(port), seen, "on, because the ring forwards through this function", fix)
 
 
-def _steering(port: Port) -> Iterator[Finding]:
+def steering(port: Port) -> Iterator[Finding]:
     if port.flow_steering_mode != "hmfs":
         seen = (
             f"flow_steering_mode is {port.flow_steering_mode}"

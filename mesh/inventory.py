@@ -28,9 +28,9 @@ Json = dict[str, Any]
 Run = Callable[[list[str]], str]  # argument list -> stdout; raises OSError or subprocess.SubprocessError
 
 
-def run_command(argv: list[str]) -> str:
+def run_command(argv: list[str], stdin: str = "") -> str:
     """Standard output of a command that must succeed within COMMAND_TIMEOUT_S."""
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=True)
+    done = subprocess.run(argv, input=stdin, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=True)
     return done.stdout
 
 

@@ -22,6 +22,7 @@ VERBS = {
     "bench": "Run",
     "status": "Watch",
     "stats": "Watch",
+    "doctor": "Watch",
     "tune": "Tune",
 }
 
