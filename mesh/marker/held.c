@@ -12,15 +12,16 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* Every folder on the way, as /run is empty after a boot. */
+/* Every folder on the way, as /run is empty after a boot. The ranks and the agent keep their sockets in the first and
+ * refuse one that is open to others. */
 static bool make_folders(const char *path) {
     char part[MARKER_FOLDER];
     snprintf(part, sizeof part, "%s", path);
     for (char *slash = part + 1; (slash = strchr(slash, '/')); *slash++ = '/') {
         *slash = '\0';
-        if (mkdir(part, 0755) && errno != EEXIST) return false;
+        if (mkdir(part, 0750) && errno != EEXIST) return false;
     }
-    return !mkdir(part, 0755) || errno == EEXIST;
+    return !mkdir(part, 0750) || errno == EEXIST;
 }
 
 static void file_of(const marker_options *options, marker_held *out) {

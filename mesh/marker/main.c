@@ -52,11 +52,12 @@ static int64_t now_ms(void) {
     return t.tv_sec * 1000 + t.tv_nsec / 1000000;
 }
 
-/* How often the service manager wants a sign of life: half of what it allows (sd_watchdog_enabled(3)). */
+/* How often the service manager wants a sign of life from us: half of what it allows (sd_watchdog_enabled(3)). */
 static int64_t watchdog_ms(void) {
-    const char *allowed = getenv("WATCHDOG_USEC");
+    const char *allowed = getenv("WATCHDOG_USEC"), *pid = getenv("WATCHDOG_PID");
     int64_t us = allowed ? strtoll(allowed, NULL, 10) : 0;
-    return us > 0 ? us / 2000 + 1 : INT64_MAX;
+    if (us <= 0 || (pid && strtoll(pid, NULL, 10) != getpid())) return INT64_MAX;
+    return us / 2000 + 1;
 }
 
 /* Until a signal, the end of the time allowed, or the loss of the device. Observers: the service manager sees the

@@ -238,6 +238,14 @@ def test_stop_needs_neither_rdma_nor_marks(lab: Lab) -> None:
     assert (status, errors) == (2, ["--stop goes with --device and --run-dir alone"])
 
 
+def test_folders_it_makes_are_closed_to_others(lab: Lab) -> None:
+    """/run/roce-ring also holds the ranks' sockets, and they refuse a folder that others can enter."""
+    lab.run_dir /= "a/b"
+    lab.ready(*ONE)
+    for folder in (lab.run_dir, lab.run_dir.parent, lab.run_dir.parent.parent):
+        assert folder.stat().st_mode & 0o777 == 0o750
+
+
 def test_state_file_that_cannot_be_made(lab: Lab) -> None:
     lab.run_dir.write_text("in the way")
     status, (line,) = lab.run(*ONE)
@@ -310,6 +318,18 @@ def test_service_manager_is_told(lab: Lab, tmp_path: Path, abstract: bool) -> No
             last = manager.recv(4096)
         assert last == b"STOPPING=1"
         assert marker.wait(timeout=10) == 0
+
+
+def test_a_watchdog_of_whoever_started_us_is_not_ours(lab: Lab, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        environment = {"WATCHDOG_USEC": "2000", "WATCHDOG_PID": "1", "NOTIFY_SOCKET": str(tmp_path / "notify")}
+        marker = lab.ready(*ONE, **environment)
+        time.sleep(0.05)
+        marker.terminate()
+        assert marker.wait(timeout=10) == 0
+        assert manager.recv(4096).startswith(b"READY=1")
+        assert manager.recv(4096) == b"STOPPING=1"
 
 
 def test_plan_and_program_describe_a_mark_in_the_same_words(lab: Lab) -> None:
