@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
@@ -353,3 +354,16 @@ def test_help_runs_without_rdma(built: tuple[list[str], Path]) -> None:
     """The program starts on a machine without rdma-core: it links with nothing of it."""
     command, _ = built
     assert subprocess.run([*command, "--help"], capture_output=True, check=False, timeout=20).returncode == 0
+
+
+def test_with_the_real_rdma_core(lab: Lab) -> None:
+    """Every symbol is there, in the version asked for: the program gets as far as looking for the device."""
+    try:
+        ctypes.CDLL("libmlx5.so.1")
+    except OSError as error:
+        pytest.skip(f"{error} (Debian: ibverbs-providers)")
+    if os.environ.get("RR_MARKER_EMULATOR"):
+        pytest.skip("the emulated machine has no rdma-core")
+    status, (line,) = lab.run("--device", "no_such_device0", "--mark", SPORT, LD_LIBRARY_PATH="")
+    assert status == 1
+    assert line.startswith("there is no RDMA device no_such_device0 here")
