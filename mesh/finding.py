@@ -110,6 +110,7 @@ CODES: dict[str, tuple[Severity, str]] = {
     "host-not-planned": ("error", "the doctor looked at a node that the plan does not have"),
     "node-not-asked": ("note", "the doctor did not look at every node of the plan"),
     "cable-moved": ("error", "another port answers at a cable's far end than the plan has there"),
+    "peer-silent": ("warning", "the link of a cable is up, but its far end does not answer"),
     "nccl-differs": ("warning", "nodes have different versions of NCCL"),
     "versions-differ": ("note", "nodes have different versions of kernel, firmware or libraries"),
 }

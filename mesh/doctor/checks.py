@@ -46,16 +46,18 @@ CHECKS: dict[tuple[str, ...], Callable[[View], Found]] = {
     ("nccl-conf",): software.nccl_files,
     ("nccl-leak",): software.nccl_version,
     (
-        *("env-empty", "env-interface", "env-bootstrap", "env-hca", "env-gid-index", "env-host-ip", "env-not-planned"),
-        "plan-differs",
+        *("env-empty", "env-interface", "env-bootstrap", "env-hca", "env-gid-index", "env-host-ip"),
+        "env-not-planned",
     ): software.environment,
+    ("plan-differs",): software.plans,
 }
 RING_CHECKS: dict[tuple[str, ...], Callable[[Plan | None, Sequence[View]], Found]] = {
     ("host-not-planned", "node-not-asked"): ring.planned_hosts,
     ("mtu-mismatch",): ring.ends,
-    ("cable-moved",): ring.cabling,
+    ("cable-moved", "peer-silent"): ring.cabling,
     ("gid-index-differs",): ring.gid_indices,
-    ("nccl-differs", "versions-differ", "plan-differs"): ring.versions,
+    ("nccl-differs", "versions-differ"): ring.versions,
+    ("plan-differs",): ring.plans,
 }
 
 
@@ -88,9 +90,10 @@ def check_all(nodes: Sequence[Evidence], plan: Plan | None = None) -> Report:
     """Findings about every node and about the nodes together. Without a plan, what forwarding needs is only known if
     all nodes of a ring are given."""
     across: tuple[Finding, ...] = ()
+    given = plan is not None
     if plan is None:
         plan, across = ring.implied_plan(nodes)
-    views = [View(node, plan) for node in nodes]
+    views = [View(node, plan, given) for node in nodes]
     together = [item for check in RING_CHECKS.values() for item in check(plan, views)]
     return Report(tuple(map(_node, views)), (*across, *together))
 

@@ -10,6 +10,7 @@ from ..facts import Port
 from ..finding import Finding, Refused, finding
 from ..model import Plan
 from ..planner import make_plan
+from .checks_software import holders
 from .evidence import Evidence, Function, facts_of
 from .view import Found, View
 
@@ -61,6 +62,7 @@ def cabling(plan: Plan | None, views: Sequence[View]) -> Found:
             hca = view.hca(item)
             if view.part is None or hca is None:
                 continue
+            yield from _silent(plan, view, item, *far[view.part.rank, hca.port])
             for mac in view.node.far_macs.get(item.netdev, ()):
                 host, rank, there = holders.get(mac, ("", -1, None))
                 if there is None or (rank, there.port, there.plane) == (*far[view.part.rank, hca.port], hca.plane):
@@ -72,6 +74,18 @@ def cabling(plan: Plan | None, views: Sequence[View]) -> Found:
                 if rank == wanted_rank:
                     fix = f"on {host} swap the two cables, or plan again with the cables as they are"
                 yield view.find("cable-moved", item.netdev, seen, expected, fix)
+
+
+def _silent(plan: Plan, view: View, item: Function, rank: int, port: int) -> Found:
+    hca = view.hca(item)
+    peers = [there for there in plan.nodes[rank].hcas if hca and (there.port, there.plane) == (port, hca.plane)]
+    for there in peers:
+        address = there.address.partition("/")[0]
+        if item.link_up and address in view.node.silent.get(item.netdev, ()):
+            where = f"{plan.hosts[rank]} {there.netdev}"
+            seen = f"the link is up, and {address} of {where} does not answer ARP"
+            fix = f"see that {where} is up with that address, and that the cable leads there"
+            yield view.find("peer-silent", item.netdev, seen, f"{where} at the other end", fix)
 
 
 def planned_hosts(plan: Plan | None, views: Sequence[View]) -> Found:
@@ -115,11 +129,15 @@ def versions(plan: Plan | None, views: Sequence[View]) -> Found:
             where = ", ".join(dict.fromkeys(host for hosts in by_value.values() for host in hosts))
             seen = f"{name} " + ", ".join(f"{value} on {' and '.join(hosts)}" for value, hosts in by_value.items())
             yield finding(code, where, seen, f"one {name} on all nodes", "install the same on all nodes")
-    hashes = {str(item.plan_hash): f"{v.host} {item}" for v in views for item in v.node.processes if item.plan_hash}
-    if plan is None and len(hashes) > 1:
-        seen = ", ".join(f"{where} holds plan {value[:12]}" for value, where in hashes.items())
-        fix = "give every rank the same plan.json, and start all ranks again"
-        yield finding("plan-differs", ", ".join(hashes.values()), seen, "one plan on all nodes", fix)
+
+
+def plans(plan: Plan | None, views: Sequence[View]) -> Found:
+    """Without a plan given: do all hold the same one."""
+    held = {hash: f"{view.host} {who}" for view in views if not view.given for who, hash in holders(view)}
+    if len(held) > 1:
+        seen = ", ".join(f"{where} holds plan {hash[:12]}" for hash, where in held.items())
+        fix = "give all nodes and ranks the same plan ('roce-ring up', ROCE_RING_PLAN), and start all ranks again"
+        yield finding("plan-differs", ", ".join(held.values()), seen, "one plan on all nodes", fix)
 
 
 def _firmware(node: Evidence) -> set[str]:

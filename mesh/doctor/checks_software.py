@@ -12,7 +12,7 @@ from .view import Found, View
 
 LEAKING_NCCL = "2.28.9"  # loses proxy slots until a collective hangs
 _INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
-_DEVICES = ("NCCL_IB_HCA", "B12X_ROCE_HCA", "ROCE_RING_HCA")
+_DEVICES = ("NCCL_IB_HCA", "B12X_ROCE_HCA", "ROCE_RING_HCA", "UCX_NET_DEVICES")
 _GID_INDICES = ("NCCL_IB_GID_INDEX", "B12X_ROCE_GID_INDEX")
 _OWN_ADDRESSES = ("SGLANG_HOST_IP", "VLLM_HOST_IP", "HOST_IP")
 _NUMBERS = ("_INDEX", "_TC", "_SL", "_TIMEOUT", "_BYTES", "_SIZE")  # ends of names that are read as numbers
@@ -77,6 +77,8 @@ def _devices(view: View, process: Process) -> Found:
             item for item in view.node.functions if item.rdma == wanted or (not exact and item.rdma.startswith(wanted))
         ]
         where = f"{process}: {name}"
+        if name == "UCX_NET_DEVICES" and wanted in (*view.node.netdevs, "all"):
+            continue  # UCX takes RDMA devices and interfaces in one list
         if not chosen:
             have = ", ".join(item.rdma for item in view.node.functions) or "none"
             fix = f"set {name} as the plan's environment lines do"
@@ -149,10 +151,25 @@ def _as_planned(view: View, process: Process) -> Found:
     if engine and "NCCL_ALGO" in planned and "NCCL_ALGO" not in told and process.environment:
         seen = "NCCL_ALGO is not set, and NCCL's trees need cables that a ring does not have"
         yield view.find("env-not-planned", str(process), seen, f"NCCL_ALGO={planned['NCCL_ALGO']}", fix)
-    if view.plan is not None and process.plan_hash not in (None, view.plan.hash):
-        seen = f"it holds plan {str(process.plan_hash)[:12]}"
-        fix = "give every rank the same plan.json, and start all ranks again"
-        yield view.find("plan-differs", str(process), seen, f"plan {view.plan.hash[:12]}", fix)
+
+
+def plans(view: View) -> Found:
+    """What the agent and the ranks of this node hold, against the plan that was given."""
+    if view.plan is None or not view.given:
+        return
+    for who, held in holders(view):
+        if held != view.plan.hash:
+            fix = "give all nodes and ranks the same plan ('roce-ring up', ROCE_RING_PLAN), and start all ranks again"
+            yield view.find("plan-differs", who, f"it holds plan {held[:12]}", f"plan {view.plan.hash[:12]}", fix)
+
+
+def holders(view: View) -> Iterator[tuple[str, str]]:
+    """(who, hash) of everybody on the node who holds a plan."""
+    if view.node.agent_plan is not None:
+        yield "agent", view.node.agent_plan
+    for process in view.node.processes:
+        if process.plan_hash is not None:
+            yield str(process), process.plan_hash
 
 
 def _planned(view: View) -> dict[str, str]:

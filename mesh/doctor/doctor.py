@@ -25,16 +25,19 @@ except ImportError as _missing:
 
 from .. import ssh
 from ..finding import Refused
-from ..loading import load_plan
+from ..loading import load_plan, plan_from_json
+from ..model import Plan
 from ..report import in_words
 from . import bundle, text
 from .checks import Report, check_all
 from .evidence import Evidence, evidence_from_json, load_evidence
 from .look import gather
+from .look_host import AGENT_STATE as _AGENT_STATE
 
 SCHEMA = "roce-ring/doctor/v1"
 FINE, FINDINGS, COULD_NOT_LOOK, INTERRUPTED = 0, 1, 2, 130
 MAX_INTERVAL_S = 3600
+AGENT_STATE = Path(_AGENT_STATE)
 
 
 def parser(prog: str | None = None) -> argparse.ArgumentParser:
@@ -90,7 +93,7 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
 
 
 def _answer(chosen: argparse.Namespace) -> int:
-    plan = load_plan(chosen.plan) if chosen.plan else None
+    plan = _plan(chosen)
     nodes, failures = _look(chosen)
     if chosen.evidence_out:
         document = msgspec.json.format(msgspec.json.encode(nodes), indent=1)
@@ -103,6 +106,19 @@ def _answer(chosen: argparse.Namespace) -> int:
     else:
         _print([*text.lines(report, failures), said])
     return _status(report, failures)
+
+
+def _plan(chosen: argparse.Namespace) -> Plan | None:
+    """The plan given, or the one that this node's own agent holds."""
+    if chosen.plan:
+        return load_plan(chosen.plan)
+    if chosen.ssh or chosen.source:
+        return None
+    try:
+        held = json.loads(AGENT_STATE.read_bytes())["plan"]
+    except (OSError, ValueError, KeyError, TypeError):  # no agent, or a file that only root reads
+        return None
+    return plan_from_json(held, str(AGENT_STATE)) if held else None
 
 
 def _look(chosen: argparse.Namespace) -> tuple[tuple[Evidence, ...], tuple[str, ...]]:

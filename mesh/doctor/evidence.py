@@ -125,6 +125,7 @@ class Evidence(_Struct, frozen=True):
     problems: tuple[str, ...]
     iproute: Iproute | None
     far_macs: dict[str, tuple[str, ...]]
+    silent: dict[str, tuple[str, ...]]
     netdevs: tuple[str, ...]
     wifi: tuple[Wifi, ...]
     ip_forward: bool | None
@@ -138,6 +139,7 @@ class Evidence(_Struct, frozen=True):
     nccl_files: tuple[NcclFile, ...]
     processes: tuple[Process, ...]
     markers: dict[str, tuple[Mark, ...]]
+    agent_plan: str | None
     forwarded_growth: int | None
     unknown: dict[str, str]
 

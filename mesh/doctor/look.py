@@ -37,7 +37,7 @@ def gather(host: str = "", interval_s: float = 0.0, root: Path = Path("/"), run:
         "interval_s": interval_s,
         "functions": functions,
         "problems": problems,
-        **look_network.network(machine, [port["netdev"] for port in functions]),
+        **look_network.network(machine, functions),
         **look_host.host(machine),
     }
     _growth(machine, evidence, first, interval_s, began)

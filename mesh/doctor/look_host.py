@@ -16,6 +16,7 @@ UNLIMITED = -1
 _IPC_LOCK = 14  # bit of CAP_IPC_LOCK
 _ENGINE = re.compile(r"(?:^|[/\s])(sglang|vllm|trtllm-serve)(?:[\s/.:]|$)")
 _LOCKS = ("/run/roce-ring/*.sock.lock", "/run/user/*/roce-ring/*.sock.lock", "/tmp/roce-ring-*/*.sock.lock")  # noqa: S108
+AGENT_STATE = "/var/lib/roce-ring/agent.json"
 _FLOCK = "hhqqi0q"  # struct flock of 64-bit Linux: type, whence, start, length, pid
 # Only what concerns the network: a process's environment also holds keys and tokens.
 _PREFIXES = ("NCCL_", "GLOO_", "UCX_", "TP_SOCKET_", "B12X_ROCE_", "DSV41_ROCE", "SGLANG_ROCE_", "VLLM_ROCE_")
@@ -32,6 +33,7 @@ def host(machine: Machine) -> Json:
         "nccl_files": _nccl_files(machine),
         "processes": _processes(machine),
         "markers": _markers(machine),
+        "agent_plan": _agent_plan(machine),
     }
 
 
@@ -226,3 +228,13 @@ def _markers(machine: Machine) -> dict[str, Any]:
         except (OSError, ValueError, AttributeError):
             machine.note("markers", [f"{name} cannot be read by this user; look as root"])
     return found
+
+
+def _agent_plan(machine: Machine) -> str | None:
+    """The hash of the plan that the node's agent holds."""
+    try:
+        state = json.loads(machine.text(AGENT_STATE) or "{}")
+        return str(json.loads(state["plan"])["hash"]) if state.get("plan") else None
+    except (ValueError, KeyError, TypeError):
+        machine.note("agent", [f"{AGENT_STATE} is not what an agent writes"])
+        return None

@@ -24,18 +24,19 @@ _CONFIGS = (
 )
 
 
-def network(machine: Machine, netdevs: list[str]) -> Json:
-    """``netdevs``: the ports of the RDMA functions."""
+def network(machine: Machine, functions: list[Json]) -> Json:
+    """``functions``: the RDMA functions; their netdevs are what the ring runs over."""
+    netdevs = [port["netdev"] for port in functions]
     names = sorted(path.name for path in _entries(machine, "/sys/class/net"))
     return {
         "iproute": _iproute(machine),
-        "far_macs": _far_macs(machine, netdevs),
+        **_far_ends(machine, netdevs),
         "netdevs": names,
         "wifi": _wifi(machine, names),
         "ip_forward": {"1": True, "0": False}.get(machine.text("/proc/sys/net/ipv4/ip_forward") or ""),
         "others_forward": sorted(name for name in names if _CONTAINERS.match(name) and name not in netdevs),
         "firewall": _firewall(machine),
-        "config_files": _config_files(machine, netdevs),
+        "config_files": _config_files(machine, functions),
         "ssh_address": (os.environ.get("SSH_CONNECTION", "").split() + [""] * 3)[2] or None,
     }
 
@@ -72,15 +73,24 @@ def _iproute(machine: Machine) -> Json | None:
     return None if filters is None else {"address": address, "qdisc": qdisc, "filters": filters}
 
 
-def _far_macs(machine: Machine, netdevs: list[str]) -> Json:
-    """netdev -> the MACs that answered at the other end of its cable, as neighbour tables remember them."""
-    found: dict[str, set[str]] = {}
+def _far_ends(machine: Machine, netdevs: list[str]) -> Json:
+    """What neighbour tables remember of the cables' other ends. ``far_macs``: netdev -> MACs that answered;
+    ``silent``: netdev -> addresses that were asked for and did not."""
+    macs: dict[str, set[str]] = {}
+    silent: dict[str, set[str]] = {}
     for family in ("-4", "-6"):
-        rows = machine.ask_json("far_macs", ["ip", "-j", family, "neighbour", "show"])
+        rows = machine.ask_json("far_ends", ["ip", "-j", family, "neighbour", "show"])
         for row in rows if isinstance(rows, list) else []:
-            if row.get("dev") in netdevs and "lladdr" in row and LIVE & set(row.get("state", ())):
-                found.setdefault(row["dev"], set()).add(row["lladdr"].lower())
-    return {netdev: sorted(macs) for netdev, macs in found.items()}
+            if row.get("dev") not in netdevs:
+                continue
+            if "lladdr" in row and LIVE & set(row.get("state", ())):
+                macs.setdefault(row["dev"], set()).add(row["lladdr"].lower())
+            elif "FAILED" in row.get("state", ()):
+                silent.setdefault(row["dev"], set()).add(row["dst"])
+    return {
+        name: {netdev: sorted(items) for netdev, items in found.items()}
+        for name, found in (("far_macs", macs), ("silent", silent))
+    }
 
 
 def _wifi(machine: Machine, names: list[str]) -> list[Json]:
@@ -107,12 +117,9 @@ def _firewall(machine: Machine) -> list[str]:
     return [f"-P FORWARD {'DROP' if drops else 'ACCEPT'}"]
 
 
-def _config_files(machine: Machine, netdevs: list[str]) -> list[Json]:
+def _config_files(machine: Machine, functions: list[Json]) -> list[Json]:
     """The network configuration files that speak of a port, by name or MAC, and which ports those are."""
-    words = {netdev: [netdev] for netdev in netdevs}
-    for netdev in netdevs:
-        if mac := machine.text(f"/sys/class/net/{netdev}/address"):
-            words[netdev].append(mac)
+    words = {port["netdev"]: [port["netdev"], port["mac"] or port["netdev"]] for port in functions}
     found = []
     for pattern in _CONFIGS:
         for name in machine.find(pattern):

@@ -21,11 +21,13 @@ class Unknown(Exception):
 
 
 class View:
-    """One node. ``plan`` is the one given, or the one that follows from what was seen on all nodes."""
+    """One node. ``plan`` is the one given, or the one that follows from what was seen on all nodes (not ``given``: it
+    has a hash of its own, which nobody else needs to hold)."""
 
-    def __init__(self, node: Evidence, plan: Plan | None) -> None:
+    def __init__(self, node: Evidence, plan: Plan | None, given: bool = True) -> None:
         self.node = node
         self.plan = plan
+        self.given = given and plan is not None
         self.host = node.host
 
     @cached_property

@@ -30,6 +30,7 @@ def healthy(rank: int = 0) -> Json:
         "problems": [],
         "iproute": {"address": _address(part), "qdisc": _qdisc(part), "filters": _filters(part)},
         "far_macs": {hca.netdev: [_far(part.rank, hca).mac] for hca in part.hcas},
+        "silent": {},
         "netdevs": [MANAGEMENT, *(hca.netdev for hca in part.hcas), "lo", "wlP9s9"],
         "wifi": [{"netdev": "wlP9s9", "power_save": True}],  # it has no address: nobody uses it
         "ip_forward": True,  # docker sets it; the card does not need it, and it does no harm
@@ -46,6 +47,7 @@ def healthy(rank: int = 0) -> Json:
             engine({"NCCL_ALGO": "Ring", "NCCL_SOCKET_IFNAME": MANAGEMENT, "SGLANG_HOST_IP": f"192.168.77.{rank + 1}"}),
         ],
         "markers": {item.rdma: [_mark(mark) for mark in item.marks] for item in part.markers},
+        "agent_plan": PLAN.hash,
         "forwarded_growth": 0,
         "unknown": {},
     }

@@ -290,6 +290,12 @@ CASES: dict[str, tuple[Spoil, set[str], str]] = {
         {"env-not-planned"},
         "trees need cables",
     ),
+    "ucx on a device that is not there": (
+        told(UCX_NET_DEVICES="enP7s7,mlx5_0:1"),
+        {"env-hca"},
+        "no RDMA device mlx5_0",
+    ),
+    "an agent with an old plan": (node(agent_plan="e" * 64), {"plan-differs"}, "agent"),
     "an engine with an old plan": (
         lambda raw: raw["processes"][1].update(plan_hash="f" * 64),
         {"plan-differs"},
@@ -334,6 +340,10 @@ RING_CASES: dict[str, tuple[dict[int, Spoil], set[str]]] = {
     "4200 at one end": ({2: function(netdev=PLAN.nodes[2].hcas[0].netdev, mtu=4200)}, {"mtu-mismatch"}),
     "gid moved on one node": ({0: moved_gid}, {"gid-index-differs"}),
     "cables swapped after planning": ({0: swapped_cables}, {"cable-moved"}),
+    "nobody at the far end": (
+        {0: node(silent={FIRST: [PLAN.nodes[3].hcas[1].address.partition("/")[0]]})},
+        {"peer-silent"},
+    ),
     "older nccl on one node": (
         {3: lambda raw: raw["processes"][1]["libraries"].update(nccl="2.27.3")},
         {"nccl-differs"},

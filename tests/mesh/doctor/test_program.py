@@ -1,0 +1,164 @@
+"""The doctor as people run it: exit status, streams, files, and sentences for what is wrong with the input."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from mesh import ssh
+from mesh.doctor import doctor
+from mesh.doctor.doctor import main
+from tests.mesh.doctor.healthy import PLAN, healthy
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> str:
+    path = tmp_path / "plan.json"
+    path.write_bytes(msgspec.json.encode(PLAN))
+    return str(path)
+
+
+def written(path: Path, *nodes: object) -> str:
+    path.write_text(json.dumps(nodes))
+    return str(path)
+
+
+def test_a_healthy_ring_ends_with_fine_and_0(plan: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    seen = written(tmp_path / "seen.json", *map(healthy, range(4)))
+    assert main(["--from", seen, "--plan", plan]) == 0
+    assert capsys.readouterr().out == "s1: fine\ns2: fine\ns3: fine\ns4: fine\n4 node(s): fine\n"
+
+
+def test_findings_are_listed_by_node_with_their_fix_and_end_with_1(
+    plan: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = list(map(healthy, range(4)))
+    for function in nodes[1]["functions"]:
+        function["mtu"] = 1500
+    nodes[2]["functions"][0]["aer"]["fatal"] = 2
+    assert main(["--from", written(tmp_path / "seen.json", *nodes), "--plan", plan]) == 1
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[:2] == ["s1: fine", "s2: 4 error(s)"]
+    assert shown[2].startswith("  error   mtu-small: s2 enp1s0f0np0 (plane 0, port 0), s2 enp1s0f1np1")  # four in one
+    assert shown[3].startswith("          fix: 'ip link set dev enp1s0f0np0 mtu 9000'")
+    assert "s3: 1 warning(s)" in shown
+    assert shown[-1] == "4 node(s): 4 error(s), 1 warning(s); docs/troubleshooting.md explains each code"
+
+
+def test_notes_do_not_fail_a_script_and_the_unknown_does(
+    plan: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    noted, unknown = list(map(healthy, range(4))), list(map(healthy, range(4)))
+    noted[0]["memlock"]["docker"] = 0
+    unknown[0]["unknown"] = {"counters": "'rdma' is not installed"}
+    assert main(["--from", written(tmp_path / "a.json", *noted), "--plan", plan]) == 0
+    assert main(["--from", written(tmp_path / "b.json", *unknown), "--plan", plan]) == 2
+    assert "  unknown rdma-errors: 'rdma' is not installed\n" in capsys.readouterr().out
+
+
+def test_json_is_one_document(plan: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--from", written(tmp_path / "seen.json", healthy()), "--plan", plan, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema"] == "roce-ring/doctor/v1"
+    assert document["ring"][0]["code"] == "node-not-asked"
+    assert set(document["ring"][0]) == {"code", "severity", "where", "seen", "expected", "fix"}
+
+
+def test_what_was_seen_here_can_be_judged_elsewhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """This machine, whatever it is: written, read back, and judged the same."""
+    kept = tmp_path / "seen.json"
+    status = main(["--interval", "0", "--host", "here", "--evidence-out", str(kept)])
+    shown = capsys.readouterr().out
+    assert main(["--from", str(kept)]) == status
+    assert capsys.readouterr().out == shown
+
+
+def test_a_node_is_judged_by_the_plan_its_agent_holds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a node nobody should have to look for the plan's file."""
+    state = tmp_path / "agent.json"
+    state.write_text(json.dumps({"plan": msgspec.json.encode(PLAN).decode()}))
+    monkeypatch.setattr(doctor, "AGENT_STATE", state)
+    assert main(["--interval", "0", "--host", "other"]) == 1
+    assert "host-not-planned: other: the plan has s1, s2, s3, s4" in capsys.readouterr().out
+
+
+def test_hosts_that_do_not_answer_are_named_and_the_others_judged(
+    plan: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = tuple(healthy(rank) for rank in range(3))
+    monkeypatch.setattr(ssh, "ask_all", lambda *_: (*answers, "s4: no answer within 60 s"))
+    assert main(["--ssh", "s1", "s2", "s3", "s4", "--plan", plan]) == 2
+    shown = capsys.readouterr().out.splitlines()
+    assert "s1: fine" in shown
+    assert shown[-2:] == [
+        "  s4: no answer within 60 s",
+        "3 node(s): 1 note(s), 1 host(s) could not be asked" + EXPLAINED,
+    ]
+
+
+EXPLAINED = "; docs/troubleshooting.md explains each code"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "file-empty"),
+        ("{}", "a list with the evidence of each node"),
+        ("[]", "an empty list"),
+        ("[{}]", "schema None"),
+        ('[{"schema": "roce-ring/evidence/v1", "hots": 1}]', "did you mean 'host'?"),
+    ],
+)
+def test_a_file_that_holds_no_evidence(
+    content: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = tmp_path / "bad.json"
+    bad.write_text(content)
+    assert main(["--from", str(bad)]) == 2
+    shown = capsys.readouterr()
+    assert (shown.out, said in shown.err) == ("", True), shown.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--from", "x", "--ssh", "a"],
+        ["--interval", "-1"],
+        ["--ssh-timeout", "nan", "--ssh", "a"],
+        ["--from", "/no/such"],
+    ],
+)
+def test_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        status = main(arguments)
+    except SystemExit as stopped:
+        status = int(stopped.code or 0)
+    assert status == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_full_disk_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--interval", "0", "--evidence-out", str(tmp_path / "no" / "where.json")]) == 2
+    assert "where.json cannot be written (no such file or directory)" in capsys.readouterr().err
+
+
+def test_the_script_runs_from_a_clone(tmp_path: Path) -> None:
+    """Nothing of roce_ring is imported: a node needs PyYAML and msgspec only."""
+    seen = written(tmp_path / "seen.json", healthy())
+    command = [sys.executable, "-X", "importtime", str(ROOT / "mesh/doctor/doctor.py"), "--from", seen]
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd="/", env={"PATH": os.environ["PATH"]}, check=False
+    )
+    assert done.returncode == 2, done.stderr  # one node without a plan: not everything can be known
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert not {name for name in imported if name.split(".")[0] in ("roce_ring", "numpy", "grpc", "typer")}
