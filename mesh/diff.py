@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .commands import Step, up
+from .commands import up
 from .model import NodePlan, Plan
 from .text import peer_maps
+from .things import Step
 
 
 def differences(old: Plan, new: Plan) -> tuple[str, ...]:

@@ -131,6 +131,11 @@ def load_plan(path: Path) -> Plan:
     return _plan(read_document(path), str(path))
 
 
+def plan_text(plan: Plan) -> str:
+    """The JSON that :func:`plan_from_json` takes."""
+    return msgspec.json.encode(plan).decode()
+
+
 def plan_from_json(document: str, where: str) -> Plan:
     """The same for a plan that is at hand as JSON text."""
     try:

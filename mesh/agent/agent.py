@@ -178,6 +178,9 @@ class Agent:
             self._events.append(AgentEvent(self._last_event, time.time(), severity, text))
             self._view.notify_all()
 
+    def _tell(self, item: Finding) -> None:
+        self.tell(item.severity, str(item).removeprefix(f"{item.severity} "))
+
     def _resume(self) -> None:
         """After a start: the plan of before, and what was under way then."""
         plan, node = self._read(self._state.plan, self._state.host)
@@ -325,7 +328,7 @@ class Agent:
         after = {(item.code, item.where) for item in shown.findings}
         for item in shown.findings:
             if (item.code, item.where) not in before and item not in self._held_back:
-                self.tell(item.severity, str(item))
+                self._tell(item)
         for code, where in sorted(before - after):
             self.tell("note", f"no longer {code}: {where}")
 
@@ -368,7 +371,7 @@ class Agent:
         old, self._held_back = self._held_back, found
         for item in found:
             if item not in old:
-                self.tell(item.severity, str(item))
+                self._tell(item)
 
     def _conflict(self, plan: Plan) -> Finding:
         seen = f"it holds plan {self._plan.hash[:12] if self._plan else ''}"

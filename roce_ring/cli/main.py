@@ -19,9 +19,14 @@ from ..errors import RoceRingError
 VERBS = {
     "plan": "Plan a ring",
     "inventory": "Plan a ring",
+    "up": "Set the mesh up",
+    "verify": "Set the mesh up",
+    "down": "Set the mesh up",
+    "agent": "Set the mesh up",
     "bench": "Run",
     "status": "Watch",
     "stats": "Watch",
+    "watch": "Watch",
     "doctor": "Watch",
     "tune": "Tune",
 }

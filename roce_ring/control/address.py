@@ -55,29 +55,31 @@ class Address:
     loopback: bool
 
 
-def parse_address(text: str, tls: Tls | None) -> Address:
-    """`unix:/path`, `127.0.0.1:port`, or with mutual TLS `host:port`. Raises ConfigError that says how to fix it."""
+_WITH_TLS = "pass tls=Tls(ca=..., cert=..., key=..., names=(...)), or use TorchExchange over torch.distributed"
+
+
+def parse_address(text: str, tls: Tls | None, what: str = "rendezvous address", with_tls: str = _WITH_TLS) -> Address:
+    """`unix:/path`, `127.0.0.1:port`, or with mutual TLS `host:port`. Raises ConfigError that says how to fix it.
+    `what` names the address in it, `with_tls` says how to give what a secure one needs."""
     if text.startswith("unix:"):
         path = Path(text.removeprefix("unix:"))
         if not path.is_absolute() or len(str(path)) > 107:
-            raise ConfigError(f"rendezvous address {text!r}: expected unix: and an absolute path of at most 107 bytes")
+            raise ConfigError(f"{what} {text!r}: expected unix: and an absolute path of at most 107 bytes")
         return Address(text, path, True)
     match = re.fullmatch(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>\d{1,5})", text)
     if not match or not 0 < int(match["port"]) < 65536:
-        raise ConfigError(f"rendezvous address {text!r}: expected unix:/path or host:port, e.g. 127.0.0.1:29400")
+        raise ConfigError(f"{what} {text!r}: expected unix:/path or host:port, e.g. 127.0.0.1:29400")
     host = match["host"].strip("[]")
     try:
         ip = ipaddress.ip_address(host)
     except ValueError:
         ip = None
     if ip is not None and ip.is_unspecified:
-        raise ConfigError(
-            f"rendezvous address {text!r} is every interface of this host: name the management address of rank 0's host"
-        )
+        raise ConfigError(f"{what} {text!r} is every interface of this host: name the management address of it")
     loopback = host == "localhost" or (ip is not None and ip.is_loopback)
     if not loopback and tls is None:
         raise ConfigError(
-            f"rendezvous address {text!r} leaves this host, and without mutual TLS anybody could take part",
-            "pass tls=Tls(ca=..., cert=..., key=..., names=(...)), or use TorchExchange over torch.distributed",
+            f"{what} {text!r} leaves this host, and without mutual TLS anybody could take part",
+            with_tls,
         )
     return Address(text, None, loopback)

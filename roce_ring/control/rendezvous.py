@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, NoReturn, cast
 
@@ -14,6 +14,7 @@ import grpc
 
 from .address import Address, Tls
 from .meeting import MAX_PAYLOAD_BYTES, MAX_TIMEOUT_S, MAX_WORLD, ExchangeError, Identity, Meeting
+from .names import require_name
 from .pool import DaemonPool
 from .proto.roce_ring.v1 import rendezvous_service_pb2 as pb
 from .proto.roce_ring.v1 import rendezvous_service_pb2_grpc as pb_grpc
@@ -225,7 +226,7 @@ class _Servicer(pb_grpc.RendezvousServiceServicer):
         self._meeting, self._names, self._closing = meeting, names, closing
 
     def Join(self, request: pb.JoinRequest, context: grpc.ServicerContext) -> Iterator[pb.JoinResponse]:
-        self._authorise(context)
+        require_name(context, self._names, "rank 0")
         if request.rendezvous_version != RENDEZVOUS_VERSION:
             _refuse(
                 context,
@@ -259,7 +260,7 @@ class _Servicer(pb_grpc.RendezvousServiceServicer):
             self._meeting.leave(token, "went away")
 
     def AllGather(self, request: pb.AllGatherRequest, context: grpc.ServicerContext) -> pb.AllGatherResponse:
-        self._authorise(context)
+        require_name(context, self._names, "rank 0")
         if len(request.payload) > MAX_PAYLOAD_BYTES:
             _refuse(context, f"payload has {len(request.payload)} bytes, the limit is {MAX_PAYLOAD_BYTES}")
         if not 1 <= request.timeout_ms <= MAX_TIMEOUT_S * 1000:
@@ -273,29 +274,12 @@ class _Servicer(pb_grpc.RendezvousServiceServicer):
         return pb.AllGatherResponse(payloads=payloads)
 
     def Leave(self, request: pb.LeaveRequest, context: grpc.ServicerContext) -> pb.LeaveResponse:
-        self._authorise(context)
+        require_name(context, self._names, "rank 0")
         try:
             self._meeting.leave(request.member_token, "closed the exchange")
         except ExchangeError as error:
             _abort(context, error)
         return pb.LeaveResponse()
-
-    def _authorise(self, context: grpc.ServicerContext) -> None:
-        """TLS has proven that the authority signed the certificate; here its name must be on the list too."""
-        if self._names is None:
-            return
-        auth = cast("Mapping[str, Iterable[bytes]]", context.auth_context())  # the stub says Iterable[int]
-        shown = {
-            name.decode(errors="replace")
-            for key in ("x509_subject_alternative_name", "x509_common_name")
-            for name in auth.get(key, [])
-        }
-        if not shown & self._names:
-            context.abort(
-                grpc.StatusCode.PERMISSION_DENIED,
-                f"a certificate of {', '.join(sorted(shown)) or 'nobody'} is not on rank 0's list of names\n"
-                "add its name to names=(...) on rank 0",
-            )
 
 
 def _refuse(context: grpc.ServicerContext, sentence: str) -> NoReturn:

@@ -1,0 +1,76 @@
+"""`roce-ring verify`: looks at everything a plan set up, and proves every path with RDMA writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import typer
+
+from .nodes import Agent, Json, PlanFile, TlsCa, TlsCert, TlsKey, finish, fleet
+from .ranks import text_table
+
+if TYPE_CHECKING:
+    from ..mesh.agent.model import NodeStatus
+    from ..mesh.agent.proving import Proof
+    from .nodes import Fleet
+
+SCHEMA = "roce-ring/verify/v1"
+COLUMNS = {"path": "<", "plane": ">", "via": "<", "write": ">", "relay frames": ">", "result": "<"}
+
+
+def register(app: typer.Typer) -> None:
+    @app.command()
+    def verify(
+        plan_file: PlanFile,
+        agent: Agent = [],  # noqa: B006  # typer reads it only
+        tls_ca: TlsCa = "",
+        tls_cert: TlsCert = "",
+        tls_key: TlsKey = "",
+        as_json: Json = False,
+    ) -> None:
+        """Prove a plan that is up: all of it stands, every path carries RDMA writes both ways, relays pass them on.
+
+        Proof of a far path: its writes are acknowledged, the relay's rule counted their frames, and the relay's kernel
+        forwarded none. Harmless beside a running session.
+        """
+        from .up import table
+
+        with fleet(plan_file, agent, tls_ca, tls_cert, tls_key) as nodes:
+            proven(nodes, SCHEMA, as_json, table)
+
+
+def proven(nodes: Fleet, schema: str, as_json: bool, table: Callable[[dict[str, NodeStatus]], str]) -> None:
+    """Prints the nodes and their paths, and exits."""
+    import msgspec
+
+    from ..mesh.agent.proving import prove
+    from ..mesh.finding import finding
+    from .up import as_dicts
+
+    before, silent = nodes.each(lambda one: one.status(look=True))
+    found = [*nodes.missing, *silent]
+    for host, state in before.items():
+        if state.plan_hash != nodes.plan.hash or state.phase != "active":
+            seen = f"it holds plan {state.plan_hash[:12]}, {state.phase}" if state.plan_hash else "it holds no plan"
+            fix = "'roce-ring up' with this plan"
+            found.append(finding("plan-differs", host, seen, f"plan {nodes.plan.hash[:12]}, active", fix))
+    found += [item for state in before.values() for item in state.findings]
+    ready = {host: nodes.agents[host] for host, state in before.items() if state.plan_hash == nodes.plan.hash}
+    proofs, broken, after = prove(nodes.plan, ready, before)
+    found += broken
+    if as_json:
+        document = {"schema": schema, "nodes": as_dicts(after), "paths": msgspec.to_builtins(proofs)}
+        finish(found, document, ())
+    finish(found, None, [*table(after).splitlines(), "", *text_table(COLUMNS, list(map(_row, proofs))).splitlines()])
+
+
+def _row(proof: Proof) -> tuple[str, ...]:
+    return (
+        f"{proof.source} -> {proof.target}",
+        str(proof.plane),
+        ", ".join(proof.via) or "cable",
+        f"{proof.latency_us:.1f} us" if proof.latency_us else "-",
+        "+".join(map(str, proof.relayed)) or "-",
+        "ok" if proof.ok else proof.why,
+    )

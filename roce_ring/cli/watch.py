@@ -1,0 +1,77 @@
+"""`roce-ring watch`: what happens to a plan's paths, on all its nodes, as it happens."""
+
+from __future__ import annotations
+
+import json
+import queue
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..errors import RoceRingError
+from .nodes import Agent, Json, PlanFile, TlsCa, TlsCert, TlsKey, fleet
+from .number import number
+
+if TYPE_CHECKING:
+    from ..mesh.agent.client import AgentClient
+    from ..mesh.agent.model import AgentEvent
+
+SCHEMA = "roce-ring/watch/v1"
+
+
+def register(app: typer.Typer) -> None:
+    @app.command()
+    def watch(
+        plan_file: PlanFile,
+        agent: Agent = [],  # noqa: B006  # typer reads it only
+        seconds: Annotated[float, number(float, 0, 86400, "Stop after so long; 0 goes on until interrupted.")] = 0.0,
+        tls_ca: TlsCa = "",
+        tls_cert: TlsCert = "",
+        tls_key: TlsKey = "",
+        as_json: Json = False,
+    ) -> None:
+        """Print events of all nodes as they happen: links, rules, error counters, leases, agents that go away.
+
+        Begins with those that the agents still keep. Exits 1 if a node cannot be watched any more.
+        """
+        events: queue.Queue[tuple[str, AgentEvent | RoceRingError]] = queue.Queue()
+        with fleet(plan_file, agent, tls_ca, tls_cert, tls_key) as nodes:
+            for item in nodes.missing:
+                print(item, file=sys.stderr)
+            for one in nodes.agents.values():
+                threading.Thread(target=_follow, args=(one, events), daemon=True).start()
+            until = time.monotonic() + seconds if seconds else float("inf")
+            watched = len(nodes.agents)
+            lost = bool(nodes.missing)
+            while watched and (left := until - time.monotonic()) > 0:
+                try:
+                    host, event = events.get(timeout=min(left, 1.0))
+                except queue.Empty:
+                    continue
+                if isinstance(event, RoceRingError):
+                    watched, lost = watched - 1, True
+                    print(f"{host}: {event}", file=sys.stderr)
+                else:
+                    _print(host, event, as_json)
+        raise typer.Exit(1 if lost else 0)
+
+
+def _follow(agent: AgentClient, events: queue.Queue[tuple[str, AgentEvent | RoceRingError]]) -> None:
+    try:
+        for event in agent.watch():
+            events.put((agent.host, event))
+    except RoceRingError as error:
+        events.put((agent.host, error))
+
+
+def _print(host: str, event: AgentEvent, as_json: bool) -> None:
+    if as_json:
+        import msgspec
+
+        print(json.dumps({"schema": SCHEMA, "host": host, **msgspec.to_builtins(event)}), flush=True)
+    else:
+        at = time.strftime("%H:%M:%S", time.localtime(event.unix_s))
+        print(f"{at} {host:12} {event.severity:7} {event.text}", flush=True)
