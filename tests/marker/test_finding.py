@@ -57,25 +57,20 @@ def test_the_pid_is_the_locks(lab: Lab, built: tuple[list[str], Path]) -> None:
     assert found.pid == process.pid
 
 
-def test_a_killed_marker_is_absent_whatever_its_file_says(lab: Lab) -> None:
-    """Its number may be another process's by now, and its rules are gone."""
+def test_a_killed_marker_is_absent_whatever_its_file_says(lab: Lab, tmp_path: Path) -> None:
+    """Its number may be another process's by now, its rules are gone, and its file is in nobody's way."""
     process = lab.ready(*argv(marker(BY_PORT))[1:])
     process.kill()
     process.communicate(timeout=10)
     assert (lab.run_dir / "rocep1s0f0.state").stat().st_size > 0
     assert state(marker(BY_PORT), lab.run_dir) == "absent"
-    lab.ready(*argv(marker(FAR))[1:])  # and its file is in nobody's way
-    assert state(marker(FAR), lab.run_dir) == "identical"
-
-
-def test_a_marker_without_its_rules_yet_is_starting(lab: Lab, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     os.mkfifo(gate)
-    lab.start(*argv(marker(BY_PORT))[1:], RR_FAKE_GATE=str(gate))
-    until(lambda: state(marker(BY_PORT), lab.run_dir) != "absent", "it holds the lock")
-    assert state(marker(BY_PORT), lab.run_dir) == "starting"
+    lab.start(*argv(marker(FAR))[1:], RR_FAKE_GATE=str(gate))
+    until(lambda: state(marker(FAR), lab.run_dir) != "absent", "the next one holds the lock")
+    until(lambda: state(marker(FAR), lab.run_dir) == "starting", "its rules are not there yet, nor the old ones")
     gate.open("wb").close()
-    until(lambda: state(marker(BY_PORT), lab.run_dir) == "identical", "it is ready")
+    until(lambda: state(marker(FAR), lab.run_dir) == "identical", "it is ready")
 
 
 def test_looking_does_not_keep_a_marker_from_starting(lab: Lab) -> None:

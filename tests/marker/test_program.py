@@ -160,7 +160,7 @@ def test_bad_arguments_are_all_named_at_once(lab: Lab) -> None:
     status, errors = lab.run(
         "--device", "../x", "--mark", "sport=80,ethertype=1", "--mark", "dst=10.0.0.1,sport=65535,ethertype=0x8b5",
         "--mark", "dst=224.0.0.1,dst=10.0.0.300,color", "--mark", "etherype=0x88b5",
-        "--mark", "ethertype=0x800,sport=+1",
+        "--mark", "ethertype=0x800,sport=+1", "--mark", "dst=127.0.0.1,ethertype=0x88b5",
         "--for", "7201", "--check", "--bogus", "left", "over", "--mark",
     )  # fmt: skip
     assert status == 2
@@ -175,6 +175,7 @@ def test_bad_arguments_are_all_named_at_once(lab: Lab) -> None:
         "--mark 'etherype=0x88b5': unknown key 'etherype'; the keys are dst, sport and ethertype",
         "--mark 'ethertype=0x800,sport=+1': ethertype '0x800' is not from 0x0600 to 0xffff, or is IPv4's own 0x0800",
         "--mark 'ethertype=0x800,sport=+1': sport '+1' is not a RoCE v2 source port, 49152 to 65535",
+        "--mark 'dst=127.0.0.1,ethertype=0x88b5': dst 127.0.0.1 is no port's address (0.x, 127.x and 224.x up)",
         "--for '7201' is not a number of seconds from 1 to 7200",
         "--bogus is not an option, or takes no value; roce-ring-marker --help lists the options",
         "--mark needs a value after it; roce-ring-marker --help lists the options",
@@ -287,7 +288,7 @@ def test_lost_device_ends_the_marker_and_other_events_do_not(lab: Lab, tmp_path:
 
 def test_marker_outlives_whoever_started_it_and_read_its_output(lab: Lab) -> None:
     """The data plane survives a restart of the node agent."""
-    marker = lab.ready(*ONE)
+    marker = lab.ready(*ONE, RR_FAKE_FAIL=f"ibv_destroy_flow#1={EIO}")  # it will have something to say, to nobody
     assert marker.stdout is not None
     assert marker.stderr is not None
     marker.stdout.close()
@@ -295,7 +296,8 @@ def test_marker_outlives_whoever_started_it_and_read_its_output(lab: Lab) -> Non
     time.sleep(0.1)
     assert marker.poll() is None
     marker.terminate()
-    assert marker.wait(timeout=10) == 0
+    assert marker.wait(timeout=10) == 1
+    assert lab.calls()[-3:] == [*ONE_GONE[1:], "close"]
     lab.started.remove(marker)
 
 
