@@ -177,8 +177,8 @@ def _lock_node() -> socket.socket:
 
 
 def _tell_systemd(state: str) -> None:
-    """sd_notify(3), where systemd asks for it."""
-    path = os.environ.get("NOTIFY_SOCKET")
+    """sd_notify(3), where systemd asks for it: us, not the markers that we start and that speak the same protocol."""
+    path = os.environ.pop("NOTIFY_SOCKET", None)
     if path:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
             try:
