@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import grp
 import os
 import re
+import shlex
 import shutil
+import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +17,7 @@ import yaml
 
 from mesh.loading import load_facts
 from mesh.marker import RUN_DIR
+from roce_ring.cli import agent
 from tests.mesh.rings import EXAMPLES
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
@@ -82,6 +87,36 @@ def test_what_the_marker_and_the_agent_count_on_is_in_the_unit() -> None:
     assert not setting(unit, "PrivateDevices")  # /dev/infiniband
     group = (DEPLOY / "systemd" / "roce-ring.sysusers.conf").read_text().splitlines()[-1]
     assert group.split() == ["g", setting(unit, "Group")[0], "-"]
+
+
+def test_the_agents_own_folders_are_those_of_the_unit() -> None:
+    (unit,) = UNITS
+    assert Path("/var/lib") / setting(unit, "StateDirectory")[0] == agent.STATE_DIR
+    assert Path("/run") / setting(unit, "RuntimeDirectory")[0] == agent.RUN_DIR
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has an agent")
+def test_the_units_command_starts_an_agent_that_says_when_it_is_ready(tmp_path: Path) -> None:
+    """Type=notify: without the message systemd would end the agent after half a minute. In a network name space of its
+    own, as one runs per node."""
+    (unit,) = UNITS
+    program, *words = shlex.split(setting(unit, "ExecStart")[0])
+    words[words.index("--group") + 1] = grp.getgrgid(os.getegid()).gr_name  # the unit's is not on this machine
+    command = [sys.executable, "-m", "roce_ring.cli.main", *words]
+    assert program == f"{PREFIX}/bin/roce-ring"
+    assert setting(unit, "Type") == ["notify"]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(20)
+        folders = ["--state-dir", str(tmp_path / "state"), "--run-dir", str(tmp_path / "roce-ring")]
+        process = subprocess.Popen(
+            ["unshare", "--net", *command, *folders], env={**os.environ, "NOTIFY_SOCKET": str(tmp_path / "notify")}
+        )
+        try:
+            assert manager.recv(100) == b"READY=1"
+        finally:
+            process.terminate()
+            assert process.wait(timeout=10) == 0
 
 
 def test_every_file_is_explained() -> None:
