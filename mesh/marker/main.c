@@ -2,6 +2,7 @@
 #include "marker.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -69,7 +70,7 @@ static bool wait_for_the_end(marker_device *device, const marker_options *option
         int64_t left = end == INT64_MAX ? every : end - now_ms();
         if (left <= 0) return true;
         if (left > every) left = every;
-        int ready = poll(fds, 2, left > MARKER_FOR_S * 1000 ? -1 : (int)left);
+        int ready = poll(fds, 2, left > INT_MAX ? -1 : (int)left);
         if (ready < 0 && errno != EINTR) return marker_fail("waiting failed: %s", strerror(errno));
         if (every != INT64_MAX) notify("WATCHDOG=1");
         if (ready <= 0) continue;
