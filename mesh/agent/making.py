@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 from ..finding import Finding, finding
-from ..marker import RUN_DIR, marker_program, running
+from ..marker import PROGRAM, RUN_DIR, marker_program, running
 from ..model import NodePlan
 from ..snapshot import CommandFailed, Run, Snapshot, run_command
 from ..things import Queue, Step, Thing
@@ -88,6 +88,8 @@ class Maker:
                 self._wait_for(step.netdev, step.timeout_s)
             elif step.detached:
                 self._start(step)
+            elif step.argv[0] == PROGRAM:
+                self._run(_beside(step.argv), timeout_s=step.timeout_s)
             else:
                 self._run(step.argv, timeout_s=step.timeout_s)
 
@@ -106,10 +108,9 @@ class Maker:
         device = step.argv[step.argv.index("--device") + 1]
         said = self._markers / f"{device}.log"
         try:
-            program = marker_program()
+            argv = _beside(step.argv)
             self._markers.mkdir(parents=True, exist_ok=True)
             with said.open("wb") as out:
-                argv = [str(program), *step.argv[1:]]
                 process = subprocess.Popen(
                     argv, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
                 )
@@ -131,3 +132,11 @@ class Maker:
     def reap(self) -> None:
         """Programs of ours that ended leave nothing behind in the process table."""
         self._started = [process for process in self._started if process.poll() is None]
+
+
+def _beside(argv: Sequence[str]) -> tuple[str, ...]:
+    """The marker's command with its program as installed with us: a service's PATH need not lead there."""
+    try:
+        return str(marker_program()), *argv[1:]
+    except FileNotFoundError as error:
+        raise CommandFailed(str(error)) from None
