@@ -21,7 +21,7 @@ from typing import Any, Callable  # noqa: UP035 (a remote machine may have an ol
 SCHEMA = "roce-ring/inventory/v1"
 HAIRPIN_DEFAULT = 1024  # packets; what mlx5 starts every boot with
 COMMAND_TIMEOUT_S = 10
-MOST_EMPTY_ROWS = 32  # of a GID table, in one stretch
+MOST_EMPTY_ROWS = 16  # of a GID table, in one stretch
 ZERO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
 
 Json = dict[str, Any]

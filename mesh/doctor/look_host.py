@@ -87,11 +87,11 @@ def _kernel(machine: Machine) -> Json:
 def _libraries(machine: Machine) -> Json:
     """Library -> version, told from file names; NCCL from pip is told from the folder beside it."""
     found: Json = {}
-    for name, pattern in (
-        ("libibverbs", "/usr/lib/*/libibverbs.so.1.*"),
-        ("nccl", "/usr/lib/*/libnccl.so.2.*"),
-        ("nccl", "/usr/local/lib/python3*/*-packages/nvidia_nccl_cu*.dist-info"),
-    ):
+    folders = (f"/usr/lib/{os.uname().machine}-linux-gnu", "/usr/lib64")
+    patterns = [("libibverbs", f"{folder}/libibverbs.so.1.*") for folder in folders]
+    patterns += [("nccl", f"{folder}/libnccl.so.2.*") for folder in folders]
+    patterns.append(("nccl", "/usr/local/lib/python3*/*-packages/nvidia_nccl_cu*.dist-info"))
+    for name, pattern in patterns:
         for path in machine.find(pattern):
             if version := re.search(r"(?:\.so\.|-)(\d+(?:\.\d+)+)(?:\.dist-info)?$", path):
                 found[name] = version[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -80,9 +81,9 @@ def root(tmp_path: Path) -> Path:
         "etc/nccl.conf": "# a comment\nNCCL_DEBUG=INFO\n",
         "etc/netplan/40-cx7.yaml": "network:\n  ethernets:\n    fab3:\n      mtu: 9000\n    # fab1: not this one\n",
         "run/NetworkManager/system-connections/x.nmconnection": "[ethernet]\nmac-address=02:00:00:00:00:10",
-        "usr/lib/aarch64-linux-gnu/libibverbs.so.1.14.50.0": "",
-        "usr/lib/aarch64-linux-gnu/libibverbs.so.1": "",
-        "usr/lib/aarch64-linux-gnu/libnccl.so.2.28.9": "",
+        f"usr/lib/{os.uname().machine}-linux-gnu/libibverbs.so.1.14.50.0": "",
+        f"usr/lib/{os.uname().machine}-linux-gnu/libibverbs.so.1": "",
+        f"usr/lib/{os.uname().machine}-linux-gnu/libnccl.so.2.28.9": "",
         "run/roce-ring/ring-r0.sock.lock": "pid 77, rank 0 of ring",
         "run/docker.sock": "",
         "etc/docker/daemon.json": '{"runtimes": {}}',
