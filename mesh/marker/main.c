@@ -42,7 +42,9 @@ static void notify(const char *text) {
     if (*name == '@') address.sun_path[0] = '\0';
     int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     socklen_t size = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + length);
-    if (fd < 0 || sendto(fd, text, strlen(text), MSG_NOSIGNAL, (struct sockaddr *)&address, size) < 0)
+    /* A manager that does not read must not keep us from ending: what it has no room for is left out. */
+    int flags = MSG_NOSIGNAL | MSG_DONTWAIT;
+    if ((fd < 0 || sendto(fd, text, strlen(text), flags, (struct sockaddr *)&address, size) < 0) && errno != EAGAIN)
         marker_fail("the service manager cannot be told (%s): %s", name, strerror(errno));
     if (fd >= 0) close(fd);
 }

@@ -323,6 +323,16 @@ def test_service_manager_is_told(lab: Lab, tmp_path: Path, abstract: bool) -> No
         assert marker.wait(timeout=10) == 0
 
 
+def test_a_manager_that_does_not_read_keeps_no_marker_from_ending(lab: Lab, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        marker = lab.ready(*ONE, NOTIFY_SOCKET=str(tmp_path / "notify"), WATCHDOG_USEC="2000")
+        time.sleep(0.3)  # more signs of life than the socket has room for, which is 10 datagrams
+        marker.terminate()
+        assert marker.communicate(timeout=10) == ("", "")
+        assert marker.returncode == 0
+
+
 def test_a_watchdog_of_whoever_started_us_is_not_ours(lab: Lab, tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))
