@@ -69,7 +69,10 @@ class Unlooked(msgspec.Struct, frozen=True):
 
 
 class NodeReport(msgspec.Struct, frozen=True):
+    """``running``: ranks and engines, which a fix may interrupt."""
+
     host: str
+    running: tuple[str, ...]
     findings: tuple[Finding, ...]
     unknown: tuple[Unlooked, ...]
 
@@ -106,4 +109,5 @@ def _node(view: View) -> NodeReport:
             findings.extend(check(view))
         except Unknown as reason:
             unknown.append(Unlooked(codes, str(reason)))
-    return NodeReport(view.host, tuple(dict.fromkeys(findings)), tuple(unknown))
+    running = tuple(str(process) for process in view.node.processes if process.pid is not None)
+    return NodeReport(view.host, running, tuple(dict.fromkeys(findings)), tuple(unknown))

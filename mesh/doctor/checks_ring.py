@@ -65,10 +65,12 @@ def cabling(plan: Plan | None, views: Sequence[View]) -> Found:
             yield from _silent(plan, view, item, *far[view.part.rank, hca.port])
             for mac in view.node.far_macs.get(item.netdev, ()):
                 host, rank, there = holders.get(mac, ("", -1, None))
-                if there is None or (rank, there.port, there.plane) == (*far[view.part.rank, hca.port], hca.plane):
+                # Both planes share the cable, and two functions of one port hear each other inside the card.
+                fine = (far[view.part.rank, hca.port], (view.part.rank, hca.port))
+                if there is None or (rank, there.port) in fine:
                     continue
                 wanted_rank, wanted_port = far[view.part.rank, hca.port]
-                expected = f"{plan.hosts[wanted_rank]} port {wanted_port}, plane {hca.plane}, as in the plan"
+                expected = f"{plan.hosts[wanted_rank]} port {wanted_port}, as in the plan"
                 seen = f"{host} {there.netdev} ({mac}) answers at the other end of its cable"
                 fix = f"plug this cable into {expected.partition(',')[0]}, or plan again with the cables as they are"
                 if rank == wanted_rank:
@@ -98,7 +100,7 @@ def planned_hosts(plan: Plan | None, views: Sequence[View]) -> Found:
             yield finding("host-not-planned", view.host, seen, f"a plan with {view.host}", fix)
     seen_hosts = {view.part.host for view in views if view.part is not None}
     missing = [host for host in plan.hosts if host not in seen_hosts]
-    if missing:
+    if missing and len(views) > 1:  # one node alone is what was asked for
         fix = f"'roce-ring doctor --ssh {' '.join(plan.hosts)}' looks at all of them"
         yield finding("node-not-asked", ", ".join(missing), "not looked at", "every node of the plan", fix)
 
@@ -148,18 +150,18 @@ def _hardware(node: Evidence) -> list[Function]:
     return [item for item in node.functions if not item.soft]
 
 
-def _nccl(node: Evidence) -> set[str]:
-    loaded = {process.libraries["nccl"] for process in node.processes if "nccl" in process.libraries}
-    return loaded or ({node.libraries["nccl"]} if "nccl" in node.libraries else set())
+def _loaded_nccl(node: Evidence) -> set[str]:
+    return {process.libraries["nccl"] for process in node.processes if "nccl" in process.libraries}
 
 
-def _library(node: Evidence) -> set[str]:
-    return {node.libraries["libibverbs"]} if "libibverbs" in node.libraries else set()
+def _installed(name: str) -> Callable[[Evidence], set[str]]:
+    return lambda node: {node.libraries[name]} if name in node.libraries else set()
 
 
 _VERSIONS: tuple[tuple[str, str, Callable[[Evidence], set[str]]], ...] = (
-    ("NCCL", "nccl-differs", _nccl),
+    ("loaded NCCL", "nccl-differs", _loaded_nccl),
+    ("installed NCCL", "versions-differ", _installed("nccl")),
     ("kernel", "versions-differ", lambda node: {node.kernel.release}),
-    ("libibverbs", "versions-differ", _library),
+    ("libibverbs", "versions-differ", _installed("libibverbs")),
     ("NIC firmware", "versions-differ", _firmware),
 )

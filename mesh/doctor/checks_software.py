@@ -32,7 +32,7 @@ def nccl_version(view: View) -> Found:
     versions = {"this host": view.node.libraries.get("nccl")}
     versions |= {str(process): process.libraries.get("nccl") for process in view.node.processes}
     for who, version in versions.items():
-        if version == LEAKING_NCCL:
+        if version is not None and version.split()[0] == LEAKING_NCCL:
             fix = "install 2.30 or newer: this version loses proxy slots until a collective hangs"
             yield view.find("nccl-leak", "", f"{who} has NCCL {version}", f"any but {LEAKING_NCCL}", fix)
 

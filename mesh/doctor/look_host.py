@@ -205,13 +205,20 @@ def _loaded(machine: Machine, pid: int) -> Json:
         path = line.split(maxsplit=5)[-1]
         if "/libnccl.so" not in path:
             continue
-        if named := re.search(r"libnccl\.so\.(\d+\.\d+\.\d+)$", path):
-            return {"nccl": named[1]}
         packages = path.rpartition("/nvidia/nccl/")[0]
-        for folder in machine.find(f"/proc/{pid}/root{packages}/nvidia_nccl_cu*.dist-info") if packages else []:
-            if version := re.search(r"-(\d+(?:\.\d+)+)\.dist-info$", folder):
-                return {"nccl": version[1]}
+        beside = machine.find(f"/proc/{pid}/root{packages}/nvidia_nccl_cu*.dist-info") if packages else []
+        for name in (path, *beside):
+            if version := re.search(r"(?:\.so\.|-)(\d+\.\d+\.\d+)(?:\.dist-info)?$", name):
+                # a patched build has the version of the one it was made from; its size tells them apart
+                return {"nccl": f"{version[1]} of {_size(machine, f'/proc/{pid}/root{path}')} bytes"}
     return {}
+
+
+def _size(machine: Machine, name: str) -> int:
+    try:
+        return machine.path(name).stat().st_size
+    except OSError:
+        return 0
 
 
 def _markers(machine: Machine) -> dict[str, Any]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import os
 import re
-from typing import Any
+from typing import Any, Iterator  # noqa: UP035 (a remote machine may have an older Python)
 
 from .machine import Json, Machine
 
@@ -74,8 +75,8 @@ def _iproute(machine: Machine) -> Json | None:
 
 
 def _far_ends(machine: Machine, netdevs: list[str]) -> Json:
-    """What neighbour tables remember of the cables' other ends. ``far_macs``: netdev -> MACs that answered;
-    ``silent``: netdev -> addresses that were asked for and did not."""
+    """What neighbour tables, and LLDP where it runs, know of the cables' other ends. ``far_macs``: netdev -> MACs that
+    answered; ``silent``: netdev -> addresses that were asked for and did not."""
     macs: dict[str, set[str]] = {}
     silent: dict[str, set[str]] = {}
     for family in ("-4", "-6"):
@@ -87,10 +88,26 @@ def _far_ends(machine: Machine, netdevs: list[str]) -> Json:
                 macs.setdefault(row["dev"], set()).add(row["lladdr"].lower())
             elif "FAILED" in row.get("state", ()):
                 silent.setdefault(row["dev"], set()).add(row["dst"])
+    for netdev, mac in _lldp(machine):
+        if netdev in netdevs:
+            macs.setdefault(netdev, set()).add(mac.lower())
     return {
         name: {netdev: sorted(items) for netdev, items in found.items()}
         for name, found in (("far_macs", macs), ("silent", silent))
     }
+
+
+def _lldp(machine: Machine) -> Iterator[tuple[str, str]]:
+    """(netdev, MAC of the port at the other end), of neighbours that name their ports by MAC, as lldpd does."""
+    try:
+        shown = json.loads(machine.run(["lldpcli", "-f", "json", "show", "neighbors"]))["lldp"]["interface"]
+    except Exception:  # not installed, not running, no neighbour: the neighbour tables are evidence enough
+        return
+    for group in shown if isinstance(shown, list) else [shown]:  # one neighbour is not a list
+        for netdev, facts in group.items():
+            port = facts.get("port", {}).get("id", {}) if isinstance(facts, dict) else {}
+            if port.get("type") == "mac":
+                yield netdev, str(port.get("value", ""))
 
 
 def _wifi(machine: Machine, names: list[str]) -> list[Json]:
@@ -128,7 +145,7 @@ def _config_files(machine: Machine, functions: list[Json]) -> list[Json]:
                 machine.note("config_files", [f"{name} cannot be read by this user; look as root"])
                 continue
             lines = [line for line in text.lower().splitlines() if not line.lstrip().startswith("#")]
-            known = re.findall(r"[\w:.-]+", "\n".join(lines))
+            known = re.findall(r"[\w:.*?-]+", "\n".join(lines))
             ports = [netdev for netdev, names in words.items() if any(_among(word.lower(), known) for word in names)]
             if ports:
                 found.append({"path": name, "ports": ports})
@@ -136,4 +153,5 @@ def _config_files(machine: Machine, functions: list[Json]) -> list[Json]:
 
 
 def _among(word: str, known: list[str]) -> bool:
-    return any(item.strip(":.") == word for item in known)
+    """Whether a file says ``word``, or a pattern for it (enp1s0f*); a bare * is for everything and means nobody."""
+    return any(fnmatch.fnmatchcase(word, item.strip(":.")) for item in known if item.strip("*"))

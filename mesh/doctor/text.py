@@ -17,6 +17,8 @@ def lines(report: Report, failures: Sequence[str]) -> Iterator[str]:
         yield f"{node.host}: {_summary(node.findings, node.unknown)}"
         yield from _findings(node.findings)
         yield from _unknown(node.unknown)
+        if node.running and node.findings:
+            yield f"  {'runs':<8}{', '.join(node.running)}: see that a fix does not interrupt them"
     if report.ring:
         yield f"ring: {_summary(report.ring, ())}"
         yield from _findings(report.ring)

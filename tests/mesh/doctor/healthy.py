@@ -55,7 +55,13 @@ def healthy(rank: int = 0) -> Json:
 
 def engine(environment: dict[str, str], **facts: Any) -> Json:
     """A running SGLang."""
-    fine = {"pid": 4711, "what": "sglang", "memlock": -1, "libraries": {"nccl": "2.30.7"}, "plan_hash": PLAN.hash}
+    fine = {
+        "pid": 4711,
+        "what": "sglang",
+        "memlock": -1,
+        "libraries": {"nccl": "2.30.7 of 123456789 bytes"},
+        "plan_hash": PLAN.hash,
+    }
     return {**fine, "environment": environment, **facts}
 
 

@@ -263,7 +263,11 @@ CASES: dict[str, tuple[Spoil, set[str], str]] = {
         {"nccl-conf"},
         "NCCL_IB_GID_INDEX=0",
     ),
-    "leaking nccl": (lambda raw: raw["processes"][1]["libraries"].update(nccl="2.28.9"), {"nccl-leak"}, "2.30"),
+    "leaking nccl": (
+        lambda raw: raw["processes"][1]["libraries"].update(nccl="2.28.9 of 1 bytes"),
+        {"nccl-leak"},
+        "2.30",
+    ),
     "empty index": (told(NCCL_IB_GID_INDEX=""), {"env-empty"}, "unset NCCL_IB_GID_INDEX"),
     "no such interface": (told(GLOO_SOCKET_IFNAME="eth0"), {"env-interface"}, MANAGEMENT),
     "bootstrap over the ring": (told(NCCL_SOCKET_IFNAME="enp1s0"), {"env-bootstrap"}, "one node only"),
@@ -331,6 +335,16 @@ def ring(spoils: dict[int, Spoil], plan: bool = True) -> set[str]:
     return {item.code for item in (*report.ring, *(item for node in report.nodes for item in node.findings))}
 
 
+def test_both_planes_are_heard_on_one_cable() -> None:
+    """Neighbour discovery of one function is heard by its sibling, here and at the far end: no cable was moved."""
+    raw = healthy()
+    both_planes = sorted(mac for hca in PLAN.nodes[0].hcas if hca.port == 0 for mac in raw["far_macs"][hca.netdev])
+    for hca in PLAN.nodes[0].hcas:
+        if hca.port == 0:
+            raw["far_macs"][hca.netdev] = [*both_planes, *(own.mac for own in PLAN.nodes[0].hcas if own.port == 0)]
+    assert check_all([evidence(raw)], PLAN).ring == ()
+
+
 def swapped_cables(raw: Json) -> None:
     a, b = (hca.netdev for hca in PLAN.nodes[0].hcas[:2])
     raw["far_macs"][a], raw["far_macs"][b] = raw["far_macs"][b], raw["far_macs"][a]
@@ -344,10 +358,11 @@ RING_CASES: dict[str, tuple[dict[int, Spoil], set[str]]] = {
         {0: node(silent={FIRST: [PLAN.nodes[3].hcas[1].address.partition("/")[0]]})},
         {"peer-silent"},
     ),
-    "older nccl on one node": (
-        {3: lambda raw: raw["processes"][1]["libraries"].update(nccl="2.27.3")},
+    "one engine without the patched nccl": (
+        {3: lambda raw: raw["processes"][1]["libraries"].update(nccl="2.30.7 of 123450000 bytes")},
         {"nccl-differs"},
     ),
+    "older nccl installed on one node": ({3: lambda raw: raw["libraries"].update(nccl="2.27.3")}, {"versions-differ"}),
     "another kernel": ({1: lambda raw: raw["kernel"].update(release="6.14.0")}, {"versions-differ"}),
     "a stranger": (
         {1: both(node(host="other"), lambda raw: [item.update(mac="02:00:00:00:00:99") for item in raw["functions"]])},

@@ -81,6 +81,7 @@ def root(tmp_path: Path) -> Path:
         "etc/nccl.conf": "# a comment\nNCCL_DEBUG=INFO\n",
         "etc/netplan/40-cx7.yaml": "network:\n  ethernets:\n    fab3:\n      mtu: 9000\n    # fab1: not this one\n",
         "run/NetworkManager/system-connections/x.nmconnection": "[ethernet]\nmac-address=02:00:00:00:00:10",
+        "etc/systemd/network/9.network": "[Match]\nName=* fab0*\n",
         f"usr/lib/{os.uname().machine}-linux-gnu/libibverbs.so.1.14.50.0": "",
         f"usr/lib/{os.uname().machine}-linux-gnu/libibverbs.so.1": "",
         f"usr/lib/{os.uname().machine}-linux-gnu/libnccl.so.2.28.9": "",
@@ -147,12 +148,28 @@ def test_ranks_and_engines_are_found_and_their_secrets_left_alone(root: Path) ->
     assert (engine.what, engine.memlock) == ("sglang", -1)  # CAP_IPC_LOCK lifts the limit
 
 
+@pytest.mark.parametrize(
+    ("mapped", "version"),
+    [
+        ("/usr/lib/libnccl.so.2.28.9", "2.28.9 of 3 bytes"),
+        ("/opt/site-packages/nvidia/nccl/lib/libnccl.so.2", "2.30.7 of 3 bytes"),  # pip tells it in a folder's name
+    ],
+)
+def test_the_nccl_that_an_engine_has_loaded(root: Path, mapped: str, version: str) -> None:
+    """Seen through the engine's own root: a container has another one than its host."""
+    write(root / "proc/88/maps", f"ffff0000-ffff1000 r-xp 00000000 08:01 1234    {mapped}")
+    write(root / "proc/88/root" / mapped[1:], "so")
+    (root / "proc/88/root/opt/site-packages/nvidia_nccl_cu13-2.30.7.dist-info").mkdir(parents=True)
+    assert look(root).processes[2].libraries == {"nccl": version}
+
+
 def test_configuration_files_are_told_by_the_ports_in_them(root: Path) -> None:
     """By name or MAC; a comment does not count, and what is under /run is gone after a reboot."""
     files = {file.path: file.ports for file in look(root).config_files}
     assert files == {
         "/etc/netplan/40-cx7.yaml": ("fab3",),
         "/run/NetworkManager/system-connections/x.nmconnection": ("fab1",),
+        "/etc/systemd/network/9.network": ("fab0",),
     }
 
 
@@ -171,6 +188,16 @@ def test_configuration_files_are_told_by_the_ports_in_them(root: Path) -> None:
 )
 def test_a_missing_tool_is_named_where_it_is_missed(root: Path, tool: str, section: str) -> None:
     assert f"'{tool}' is not installed" in look(root, **{tool: None}).unknown[section]
+
+
+def test_lldp_tells_who_is_at_the_other_end(root: Path) -> None:
+    """Before any address is right: the MAC of the far port, which lldpd sends by default."""
+    port = {"id": {"type": "mac", "value": "02:00:00:00:00:0C"}, "descr": "enp1s0f0np0"}
+    other = {"id": {"type": "ifname", "value": "ge-0/0/1"}}
+    many = {"lldp": {"interface": [{"fab1": {"port": port}}, {"fab0": {"port": other}}]}}
+    assert look(root, lldpcli=json.dumps(many)).far_macs["fab1"] == ("02:00:00:00:00:0c",)
+    assert look(root, lldpcli=json.dumps({"lldp": {"interface": {"fab1": {"port": port}}}})).far_macs["fab1"]
+    assert "fab1" not in look(root, lldpcli="{}").far_macs
 
 
 def test_without_iptables_nft_is_asked(root: Path) -> None:

@@ -49,6 +49,7 @@ def test_findings_are_listed_by_node_with_their_fix_and_end_with_1(
     assert shown[:2] == ["s1: fine", "s2: 4 error(s)"]
     assert shown[2].startswith("  error   mtu-small: s2 enp1s0f0np0 (plane 0, port 0), s2 enp1s0f1np1")  # four in one
     assert shown[3].startswith("          fix: 'ip link set dev enp1s0f0np0 mtu 9000'")
+    assert "  runs    sglang (pid 4711): see that a fix does not interrupt them" in shown
     assert "s3: 1 warning(s)" in shown
     assert shown[-1] == "4 node(s): 4 error(s), 1 warning(s); docs/troubleshooting.md explains each code"
 
@@ -65,7 +66,8 @@ def test_notes_do_not_fail_a_script_and_the_unknown_does(
 
 
 def test_json_is_one_document(plan: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--from", written(tmp_path / "seen.json", healthy()), "--plan", plan, "--json"]) == 0
+    nodes = (healthy(0), healthy(1))
+    assert main(["--from", written(tmp_path / "seen.json", *nodes), "--plan", plan, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["schema"] == "roce-ring/doctor/v1"
     assert document["ring"][0]["code"] == "node-not-asked"
