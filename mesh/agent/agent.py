@@ -17,7 +17,6 @@ import msgspec
 
 from ..finding import Finding, Refused, finding, raise_errors
 from ..loading import plan_from_json
-from ..marker import RUN_DIR
 from ..model import NodePlan, Plan
 from ..snapshot import CommandFailed, Run, Snapshot, run_command
 from ..things import LinkUp, Queue, Sight, Step, Thing
@@ -42,13 +41,12 @@ class Agent:
         dataplane: str = "auto",
         run: Run = run_command,
         sysfs: Path = SYSFS,
-        markers: Path = RUN_DIR,
         version: str = "",
     ) -> None:
         self._directory, self._named, self._sysfs, self._version = directory, dataplane, sysfs, version
         self._state, self._booted = load(directory)
         self._keep()
-        self._maker = Maker(self._state, self._keep, run, markers)
+        self._maker = Maker(self._state, self._keep, run)
         self._work, self._view = threading.RLock(), threading.Condition()
         self.leases = Leases(directory, self._booted)
         self._events: deque[AgentEvent] = deque(maxlen=EVENTS)

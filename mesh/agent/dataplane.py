@@ -13,7 +13,7 @@ from ..facts import Port
 from ..finding import Finding, Refused, finding
 from ..functions import check_functions
 from ..loading import node_from_json
-from ..marker import RUN_DIR, running
+from ..marker import running
 from ..model import Hca, NodePlan, Plan
 from ..snapshot import CommandFailed, Run, Snapshot, read, run_command
 from ..things import Sight, Thing, in_hardware, in_software
@@ -60,15 +60,15 @@ class Cx7:
 
     name = "cx7"
 
-    def __init__(self, run: Run = run_command, sysfs: Path = SYSFS, markers: Path = RUN_DIR) -> None:
-        self._run, self._sysfs, self._markers = run, sysfs, markers
+    def __init__(self, run: Run = run_command, sysfs: Path = SYSFS) -> None:
+        self._run, self._sysfs = run, sysfs
 
     def things(self, node: NodePlan) -> tuple[Thing, ...]:
         return in_hardware(node)
 
     def look(self, node: NodePlan | None, thorough: bool = False) -> Snapshot:
         now = read(self._run)
-        held = {marker.rdma: running(marker.rdma, self._markers) for marker in (node.markers if node else ())}
+        held = {marker.rdma: running(marker.rdma) for marker in (node.markers if node else ())}
         marked = {rdma: one.marks or () for rdma, one in held.items() if one is not None}
         hairpins = {}
         if thorough and node is not None and node.hairpins:

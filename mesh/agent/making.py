@@ -7,13 +7,12 @@ import logging
 import subprocess
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from pathlib import Path
 
 from ..finding import Finding, finding
 from ..marker import PROGRAM, RUN_DIR, marker_program, running
 from ..model import NodePlan
 from ..snapshot import CommandFailed, Run, Snapshot, run_command
-from ..things import Queue, Step, Thing
+from ..things import Clsact, Queue, Step, Thing
 from .dataplane import Dataplane
 from .state import State
 
@@ -24,8 +23,8 @@ _READY_S = 10  # a marker installs a handful of rules in milliseconds
 class Maker:
     """Runs steps. ``keep`` writes the state to disk."""
 
-    def __init__(self, state: State, keep: Callable[[], None], run: Run = run_command, markers: Path = RUN_DIR) -> None:
-        self._state, self._keep, self._run, self._markers = state, keep, run, markers
+    def __init__(self, state: State, keep: Callable[[], None], run: Run = run_command) -> None:
+        self._state, self._keep, self._run = state, keep, run
         self._started: list[subprocess.Popen[bytes]] = []
 
     def make(self, things: Sequence[Thing], now: Snapshot, remember: bool) -> None:
@@ -51,12 +50,13 @@ class Maker:
         """Takes back those of our things that ``keys`` names, last made first. What cannot be taken back is a finding,
         and stays ours."""
         left: list[Finding] = []
-        kind: type[Thing] | None = None
+        now = plane.look(node)
+        filtered = False
         for thing in reversed(plane.things(node)):
             if thing.key not in keys or thing.key not in self._state.owned:
                 continue
-            if type(thing) is not kind:
-                kind, now = type(thing), plane.look(node)
+            if isinstance(thing, Clsact) and not filtered:
+                filtered, now = True, plane.look(node)  # what hangs on it, now that our own filters are gone
             if problem := self._take_back(thing, now):
                 fix = "take it back by hand; the agent tries again until it is gone"
                 left.append(finding("object-failed", f"{node.host}: {thing.key}", problem, "gone", fix))
@@ -106,10 +106,10 @@ class Maker:
     def _start(self, step: Step) -> None:
         """A program that outlives the agent: in a session of its own, its words in a file beside its state."""
         device = step.argv[step.argv.index("--device") + 1]
-        said = self._markers / f"{device}.log"
+        said = RUN_DIR / f"{device}.log"
         try:
             argv = _beside(step.argv)
-            self._markers.mkdir(parents=True, exist_ok=True)
+            RUN_DIR.mkdir(parents=True, exist_ok=True)
             with said.open("wb") as out:
                 process = subprocess.Popen(
                     argv, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
@@ -119,7 +119,7 @@ class Maker:
         self._started.append(process)
         deadline = time.monotonic() + _READY_S
         while time.monotonic() < deadline:
-            found = running(device, self._markers)
+            found = running(device)
             if found is not None and found.marks is not None:
                 return
             if process.poll() is not None:
