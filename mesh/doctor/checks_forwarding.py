@@ -23,7 +23,7 @@ from .view import Found, View
 # have checks of their own.
 _FORWARDING = (HostRoute, MarkerProgram, PermanentNeighbour, Rule, SoftMark)
 # Counters that only move when frames were lost; the last four are Soft-RoCE's.
-_DROPS = ("rx_out_of_buffer", "out_of_buffer")
+_DROPS = ("rx_out_of_buffer", "out_of_buffer")  # of the netdev (hairpin queues too), of RDMA receives
 _RESENT = (
     *("out_of_sequence", "packet_seq_err", "local_ack_timeout_err"),
     *("out_of_seq_request", "rcvd_seq_err", "completer_retry_err", "retry_exceeded_err"),
@@ -166,7 +166,7 @@ def counters(view: View) -> Found:
         if resent:
             fix = "look for drops on the way; else reseat the cable, and reboot both ends if a bandwidth test is slow"
             yield view.find("rdma-errors", item.rdma, _grown(view, resent), "no growth", fix)
-    view.need("counters", "growth")
+    view.need("counters", "growth", "drops")
 
 
 def _grown(view: View, values: dict[str, int]) -> str:

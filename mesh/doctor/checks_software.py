@@ -137,7 +137,7 @@ def _addresses(view: View, process: Process) -> Found:
 
 def _as_planned(view: View, process: Process) -> Found:
     planned = _planned(view)
-    told = process.environment | {}
+    told = dict(process.environment)
     for file in view.node.nccl_files:
         pairs = (line.partition("=") for line in file.lines)
         told = {name.strip(): value.strip() for name, _, value in pairs} | told

@@ -52,7 +52,7 @@ def parser(prog: str | None = None) -> argparse.ArgumentParser:
         "--plan",
         type=Path,
         metavar="PLAN",
-        help="the ring's plan (what 'roce-ring plan --out' wrote): more can be told",
+        help="the ring's plan (what 'roce-ring plan --out' wrote); default: the one that this node's agent holds",
     )
     add("--ssh", nargs="+", metavar="HOST", help="look at these hosts over ssh instead of at this one")
     add("--ssh-timeout", type=float, default=60.0, metavar="S", help="seconds to wait for each host (default 60)")

@@ -28,9 +28,9 @@ def gather(host: str = "", interval_s: float = 0.0, root: Path = Path("/"), run:
     unknown. ``root`` and ``run``: where files and answers come from instead, for tests.
     """
     machine = Machine(root, run)
-    began = time.monotonic()
-    first = look_functions.counters(machine), look_network.forwarded(machine)
     functions, problems = look_functions.functions(machine)
+    began = time.monotonic()
+    first = look_functions.counters(machine, functions), look_network.forwarded(machine)
     evidence = {
         "schema": SCHEMA,
         "host": host or socket.gethostname().split(".")[0],
@@ -54,7 +54,7 @@ def _growth(
     if interval_s > 0:
         time.sleep(max(0.0, interval_s - (time.monotonic() - began)))
         fresh = Machine(machine.root, machine.again)
-        now, forwarded_now = look_functions.counters(fresh), look_network.forwarded(fresh)
+        now, forwarded_now = look_functions.counters(fresh, evidence["functions"]), look_network.forwarded(fresh)
         for rdma, values in now.items():
             before = counters.get(rdma, values)
             grown[rdma] = {name: value - before.get(name, value) for name, value in values.items()}

@@ -84,8 +84,9 @@ def _pcie(machine: Machine, port: Json) -> Json:
     return {"pcie": link, "aer": errors}
 
 
-def counters(machine: Machine) -> dict[str, Json]:
-    """RDMA device -> its counters; from 'rdma', which also works where sysfs hides them (in a name space)."""
+def counters(machine: Machine, functions: list[Json]) -> dict[str, Json]:
+    """RDMA device -> its counters; from 'rdma', which also works where sysfs hides them (in a name space). What a
+    hairpin queue had no room for is counted by the netdev, and only ethtool shows that."""
     rows = machine.ask_json("counters", ["rdma", "-j", "statistic", "show", "link"])
     found: dict[str, Json] = {}
     for row in rows if isinstance(rows, list) else []:
@@ -95,6 +96,11 @@ def counters(machine: Machine) -> dict[str, Json]:
         found[device.name] = _from_sysfs(device / "ports" / "1" / "hw_counters")
     if any(found.values()):
         machine.unknown.pop("counters", None)
+    for port in functions:
+        if port["pci"] is not None and port["ipv4"]:
+            shown = machine.ask("drops", ["ethtool", "-S", port["netdev"]]) or ""
+            if dropped := re.search(r"^\s*rx_out_of_buffer: (\d+)$", shown, re.MULTILINE):
+                found.setdefault(port["rdma"], {})["rx_out_of_buffer"] = int(dropped[1])
     return found
 
 

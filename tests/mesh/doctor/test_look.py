@@ -36,7 +36,9 @@ class Spark(Machine):
             return str(answer)
         if argv[0] == "rdma":
             self.looks += 1
-            return json.dumps([{"ifname": "mlx5_3", "port": 1, "rx_out_of_buffer": 10 * self.looks, "lifespan": 12}])
+            return json.dumps([{"ifname": "mlx5_3", "port": 1, "out_of_sequence": self.looks, "lifespan": 12}])
+        if argv[:2] == ["ethtool", "-S"]:
+            return f"NIC statistics:\n     rx_packets: 77\n     rx_out_of_buffer: {10 * self.looks}\n"
         if argv[:3] == ["ip", "-j", "-b"]:
             return '[{"ifname": "fab3", "addr_info": []}]\n[]\n[]\n'
         if argv[0] == "ip" and "neighbour" in argv:
@@ -135,7 +137,7 @@ def test_a_spark_is_read_and_nothing_is_unknown_but_growth(root: Path) -> None:
 def test_counters_are_read_twice_an_interval_apart(root: Path) -> None:
     """Counters only count since boot: what grows now is what matters."""
     seen = look(root, interval_s=0.05)
-    assert seen.functions[0].growth == {"rx_out_of_buffer": 10, "lifespan": 0}
+    assert seen.functions[0].growth == {"rx_out_of_buffer": 10, "out_of_sequence": 1, "lifespan": 0}
     assert (seen.forwarded_growth, "growth" in seen.unknown) == (0, False)
     assert 0.05 <= seen.interval_s < 1
 
