@@ -15,7 +15,8 @@ from .cases import GLOO, Case
 from .check import Runner, exact_answer, exact_input, sides
 from .data import Placed
 
-WARM_UP = 5  # calls per visit that are not counted: they bring buffers into caches and threads into step
+# Calls per visit that are not counted: they bring buffers into caches and threads into step. Never more than samples.
+WARM_UP = 5
 
 
 class Times(msgspec.Struct):
@@ -42,7 +43,7 @@ def visit(
     in_place = case.mode == GLOO
     taken = np.empty(samples, np.int64)
     clock = time.perf_counter_ns
-    for i in range(-WARM_UP, samples):
+    for i in range(-min(WARM_UP, samples), samples):
         if in_place:
             target[:] = source
         barrier()
