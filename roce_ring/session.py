@@ -15,6 +15,7 @@ from . import __version__
 from .errors import RoceRingError, SessionAborted, SetupError
 from .exchange import Exchange, agree, gather_errors
 from .host import memory_problem, no_hca_problem, start_proxy
+from .lease import Lease, take_lease
 from .modes import modes
 from .native import (
     CPU_FAILED,
@@ -70,6 +71,7 @@ class Session:
         self._proxy: int | None = None
         self._op: Op | None = None
         self._server: object | None = None
+        self._lease: Lease | None = None
         self._lock = threading.Lock()  # one operation at a time; close() waits for it
         self._life = threading.Lock()  # whoever holds it may use self._proxy; never held while waiting for a peer
         self.drained = threading.Event()
@@ -130,6 +132,17 @@ class Session:
             problems.append(memory)
         return "; ".join(problems) or None
 
+    def _take_lease(self) -> None:
+        """From here on this node's agent keeps the paths as they are."""
+        if self.provider == "verbs":
+            needs = any(way.hops > 1 for ways in self.topology.paths for way in ways)
+            self._lease = take_lease(
+                self.settings.run_dir,
+                f"{self.session_id.hex()}/{self.rank}",
+                f"rank {self.rank} of session {self.settings.name} (pid {os.getpid()})",
+                self.topology.plan_hash if needs else "",
+            )
+
     def _choose_provider(self) -> str:
         if self.settings.provider != "auto":
             return self.settings.provider
@@ -172,6 +185,7 @@ class Session:
 
     def _open(self, exchange: Exchange, first_seq: int) -> None:
         """Every step's outcome is gathered before the next, so that ranks fail together."""
+        gather_errors(exchange, _error_of(self._take_lease), MEETING_S)
         lib = self._native.proxy
         config = self._config(first_seq)
         why = ct.create_string_buffer(4096)
@@ -333,6 +347,8 @@ class Session:
                 proxy, self._proxy = self._proxy, None
                 self._native.proxy.rr_proxy_destroy(proxy)
         finally:
+            if self._lease is not None:
+                self._lease.close()
             self._lock.release()
 
 

@@ -114,8 +114,12 @@ class MeshAgentServicer(pb_grpc.MeshAgentServiceServicer):
         threading.Thread(target=_quietly(listen), name="roce-ring-lease", daemon=True).start()
         try:
             yield pb.HoldLeaseResponse()
+            told: set[tuple[str, str]] = set()
             while not over.wait(_POLL_S) and not self._stopping.is_set():
-                pass
+                wrong = [item for item in self._agent.status().findings if item.severity == "error"]
+                if new := [item for item in wrong if (item.code, item.where) not in told]:
+                    yield pb.HoldLeaseResponse(findings=findings_to_proto(new))
+                told = {(item.code, item.where) for item in wrong}
         finally:
             if not self._stopping.is_set():  # an agent that goes down leaves its leases to the next one
                 self._agent.leases.drop(first.session)
@@ -131,6 +135,8 @@ class MeshAgentServicer(pb_grpc.MeshAgentServiceServicer):
             )
 
     def _refusal(self, request: pb.HoldLeaseRequest) -> Finding | None:
+        if not request.plan_hash:
+            return None  # needs nothing that a plan sets up, or does not know which one
         plan, node = self._agent.plan, self._agent.node
         if plan is None or node is None or self._agent.status().phase != "active":
             seen, fix = "this node's agent holds no plan", "'roce-ring up' with the session's plan first"

@@ -1,17 +1,21 @@
-"""`roce-ring status`: one line for every rank of this host."""
+"""`roce-ring status`: one line for every rank of this host, or for every node of a plan."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .node_table import as_dicts, table
+from .nodes import Agent, TlsCa, TlsCert, TlsKey, finish, fleet
 from .ranks import Json, Report, RunDir, Session, Timeout, find, memory, nothing_runs, reports, text_table
 
 if TYPE_CHECKING:
     from ..control.rundir import Endpoint
+    from ..mesh.agent.model import NodeStatus
 
 SCHEMA = "roce-ring/status/v1"
 COLUMNS = {
@@ -31,16 +35,26 @@ COLUMNS = {
 def register(app: typer.Typer) -> None:
     @app.command()
     def status(
+        plan_file: Annotated[
+            Path | None,
+            typer.Argument(metavar="[PLAN]", help="With a plan: the state of its nodes, from their agents."),
+        ] = None,
+        agent: Agent = [],  # noqa: B006  # typer reads it only
+        tls_ca: TlsCa = "",
+        tls_cert: TlsCert = "",
+        tls_key: TlsKey = "",
         run_dir: RunDir = "",
         session: Session = "",
         timeout: Timeout = 2.0,
         as_json: Json = False,
         follow: Annotated[bool, typer.Option(help="Then print events as they happen, until interrupted.")] = False,
     ) -> None:
-        """Show this host's running ranks: state, who is late or to blame, memory.
+        """Show this host's running ranks: state, who is late or to blame, memory. With PLAN, show its nodes instead.
 
-        Exits 1 if no rank runs, or if one is aborted or does not answer.
+        Exits 1 if no rank runs, or if one is aborted or does not answer; with PLAN, if a node is not as planned.
         """
+        if plan_file is not None:
+            nodes_of(plan_file, agent, tls_ca, tls_cert, tls_key, as_json)
         found = reports(run_dir, session, timeout)
         if as_json:
             print(json.dumps({"schema": SCHEMA, "ranks": [as_dict(one) for one in found]}, indent=2))
@@ -53,6 +67,26 @@ def register(app: typer.Typer) -> None:
         if follow and found:
             _follow(find(run_dir, session), as_json)
         raise typer.Exit(0 if found and all(healthy(one) for one in found) else 1)
+
+
+def nodes_of(plan_file: Path, agent: list[str], ca: str, cert: str, key: str, as_json: bool) -> None:
+    """The nodes of a plan as their agents last saw them, with all findings; exits."""
+    from ..mesh.finding import finding
+
+    with fleet(plan_file, agent, ca, cert, key) as nodes:
+        states, silent = nodes.each(lambda one: one.status())
+        found = [*nodes.missing, *silent, *(item for state in states.values() for item in state.findings)]
+        for host, state in states.items():
+            if state.plan_hash != nodes.plan.hash:
+                seen = f"it holds plan {state.plan_hash[:12]}" if state.plan_hash else "it holds no plan"
+                fix = "'roce-ring up' with this plan"
+                found.append(finding("plan-differs", host, seen, f"plan {nodes.plan.hash[:12]}", fix))
+        lines = [*table(states).splitlines(), *_held(states)] if states else []
+        finish(found, {"schema": SCHEMA, "nodes": as_dicts(states)} if as_json else None, lines)
+
+
+def _held(states: dict[str, NodeStatus]) -> list[str]:
+    return [f"{host} is in use by {one.holder}" for host, state in states.items() for one in state.leases]
 
 
 def healthy(report: Report) -> bool:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .node_table import as_dicts, table
 from .nodes import Agent, Force, Json, PlanFile, TlsCa, TlsCert, TlsKey, finish, fleet
-from .ranks import text_table
 
 if TYPE_CHECKING:
     from ..mesh.agent.model import NodeStatus
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from .nodes import Fleet
 
 SCHEMA = "roce-ring/up/v1"
-COLUMNS = {"node": "<", "rank": ">", "plan": "<", "routes": ">", "rules": ">", "marks": ">", "made": ">", "state": "<"}
 
 
 def register(app: typer.Typer) -> None:
@@ -49,7 +48,7 @@ def register(app: typer.Typer) -> None:
             if not found and prove:
                 from .verify import proven
 
-                proven(nodes, SCHEMA, as_json, table)
+                proven(nodes, SCHEMA, as_json)
             after, silent = nodes.each(lambda one: one.status())
             found += silent
             document = {"schema": SCHEMA, "nodes": as_dicts(after)} if as_json else None
@@ -106,37 +105,3 @@ def _dry_run(nodes: Fleet, as_json: bool) -> None:
 def _say_nothing_changed(as_json: bool) -> None:
     if not as_json:
         print("nothing was changed on any node:", file=sys.stderr)
-
-
-def table(states: dict[str, NodeStatus]) -> str:
-    """One line per node, and the sum."""
-    rows, total = [], [0, 0, 0, 0]
-    for host, state in states.items():
-        counts = [_count(state, "route "), _count(state, "rule "), _count(state, "mark"), _ours(state)]
-        total = [a + b for a, b in zip(total, counts, strict=True)]
-        shown = (host, str(state.rank), state.plan_hash[:12], *map(str, counts), state_of(state))
-        rows.append(shown)
-    rows.append(("total", "", "", *map(str, total), ""))
-    return text_table(COLUMNS, rows)
-
-
-def state_of(state: NodeStatus) -> str:
-    """In a word, or with what is wrong."""
-    if state.phase != "active":
-        return state.phase
-    errors = [item.code for item in state.findings if item.severity == "error"]
-    return "ok" if not errors else ", ".join(dict.fromkeys(errors))
-
-
-def as_dicts(states: dict[str, NodeStatus]) -> list[dict[str, object]]:
-    import msgspec
-
-    return [msgspec.to_builtins(state) for state in states.values()]
-
-
-def _count(state: NodeStatus, kind: str) -> int:
-    return sum(thing.key.startswith(kind) and thing.state == "same" for thing in state.things)
-
-
-def _ours(state: NodeStatus) -> int:
-    return sum(thing.ours and thing.state == "same" for thing in state.things)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import typer
 
+from .node_table import as_dicts, table
 from .nodes import Agent, Json, PlanFile, TlsCa, TlsCert, TlsKey, finish, fleet
 from .ranks import text_table
 
 if TYPE_CHECKING:
-    from ..mesh.agent.model import NodeStatus
     from ..mesh.agent.proving import Proof
     from .nodes import Fleet
 
@@ -34,19 +33,16 @@ def register(app: typer.Typer) -> None:
         Proof of a far path: its writes are acknowledged, the relay's rule counted their frames, and the relay's kernel
         forwarded none. Harmless beside a running session.
         """
-        from .up import table
-
         with fleet(plan_file, agent, tls_ca, tls_cert, tls_key) as nodes:
-            proven(nodes, SCHEMA, as_json, table)
+            proven(nodes, SCHEMA, as_json)
 
 
-def proven(nodes: Fleet, schema: str, as_json: bool, table: Callable[[dict[str, NodeStatus]], str]) -> None:
+def proven(nodes: Fleet, schema: str, as_json: bool) -> None:
     """Prints the nodes and their paths, and exits."""
     import msgspec
 
     from ..mesh.agent.proving import prove
     from ..mesh.finding import finding
-    from .up import as_dicts
 
     before, silent = nodes.each(lambda one: one.status(look=True))
     found = [*nodes.missing, *silent]
