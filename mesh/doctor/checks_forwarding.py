@@ -33,7 +33,12 @@ _RESENT = (
 def objects(view: View) -> Found:
     """Everything the plan sets up, as `roce-ring up` makes it."""
     planned = (in_software if view.soft else in_hardware)(view.planned)
-    mine = [(thing, thing.sight(view.now)) for thing in planned if isinstance(thing, (Address, *_FORWARDING))]
+    unseen = (MarkerProgram,) if "markers" in view.node.unknown else ()
+    mine = [
+        (thing, thing.sight(view.now))
+        for thing in planned
+        if isinstance(thing, (Address, *_FORWARDING)) and not isinstance(thing, unseen)
+    ]
     forwarding = [sight.state for thing, sight in mine if isinstance(thing, _FORWARDING)]
     nothing = bool(forwarding) and set(forwarding) == {"absent"}
     if nothing:

@@ -52,7 +52,7 @@ def cabling(plan: Plan | None, views: Sequence[View]) -> Found:
     """What answers at the far end of a port is the port that the plan has there."""
     if plan is None:
         return
-    holders = {hca.mac: (node.host, node.rank, hca) for node in plan.nodes for hca in node.hcas}
+    owners = {hca.mac: (node.host, node.rank, hca) for node in plan.nodes for hca in node.hcas}
     far: dict[tuple[int, int], tuple[int, int]] = {}
     for cable in plan.cables:
         a, b = cable.ends
@@ -64,7 +64,7 @@ def cabling(plan: Plan | None, views: Sequence[View]) -> Found:
                 continue
             yield from _silent(plan, view, item, *far[view.part.rank, hca.port])
             for mac in view.node.far_macs.get(item.netdev, ()):
-                host, rank, there = holders.get(mac, ("", -1, None))
+                host, rank, there = owners.get(mac, ("", -1, None))
                 # Both planes share the cable, and two functions of one port hear each other inside the card.
                 fine = (far[view.part.rank, hca.port], (view.part.rank, hca.port))
                 if there is None or (rank, there.port) in fine:

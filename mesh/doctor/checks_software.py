@@ -161,6 +161,7 @@ def plans(view: View) -> Found:
         if held != view.plan.hash:
             fix = "give all nodes and ranks the same plan ('roce-ring up', ROCE_RING_PLAN), and start all ranks again"
             yield view.find("plan-differs", who, f"it holds plan {held[:12]}", f"plan {view.plan.hash[:12]}", fix)
+    view.need("agent", "processes")
 
 
 def holders(view: View) -> Iterator[tuple[str, str]]:

@@ -16,6 +16,7 @@ UNLIMITED = -1
 _IPC_LOCK = 14  # bit of CAP_IPC_LOCK
 _ENGINE = re.compile(r"(?:^|[/\s])(sglang|vllm|trtllm-serve)(?:[\s/.:]|$)")
 _LOCKS = ("/run/roce-ring/*.sock.lock", "/run/user/*/roce-ring/*.sock.lock", "/tmp/roce-ring-*/*.sock.lock")  # noqa: S108
+MARKERS = "/run/roce-ring/markers"
 AGENT_STATE = "/var/lib/roce-ring/agent.json"
 _FLOCK = "hhqqi0q"  # struct flock of 64-bit Linux: type, whence, start, length, pid
 # Only what concerns the network: a process's environment also holds keys and tokens.
@@ -55,8 +56,8 @@ def _memlock(machine: Machine) -> Json:
     return found
 
 
-def _docker_memlock(machine: Machine) -> int | None:
-    """What the daemon's settings give every container; None if they say nothing."""
+def _docker_memlock(machine: Machine) -> int:
+    """What the daemon's settings give every container; 0 if they say nothing."""
     try:
         limit = json.loads(machine.text("/etc/docker/daemon.json") or "{}")["default-ulimits"]["memlock"]
         value = int(limit["Soft"])
@@ -166,6 +167,7 @@ def _processes(machine: Machine) -> list[Json]:
 def _ranks(machine: Machine) -> dict[int, str]:
     """Process id -> name of the rank that it is; ranks hold a lock file beside their control socket that names it."""
     found = {}
+    machine.may_list("processes", "/run/roce-ring")
     for pattern in _LOCKS:
         for name in machine.find(pattern):
             if owner := re.match(r"pid (\d+)", machine.text(name) or ""):
@@ -225,7 +227,8 @@ def _markers(machine: Machine) -> dict[str, Any]:
     """RDMA device -> the marks that a running marker program holds on it, as its state file says. The program keeps the
     file locked as long as it lives: the lock, not the file, says that it runs."""
     found: dict[str, Any] = {}
-    for name in machine.find("/run/roce-ring/markers/*.state"):
+    machine.may_list("markers", MARKERS)
+    for name in machine.find(f"{MARKERS}/*.state"):
         try:
             with machine.path(name).open("rb") as file:
                 asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
@@ -239,6 +242,7 @@ def _markers(machine: Machine) -> dict[str, Any]:
 
 def _agent_plan(machine: Machine) -> str | None:
     """The hash of the plan that the node's agent holds."""
+    machine.may_list("agent", os.path.dirname(AGENT_STATE))  # noqa: PTH120
     try:
         state = json.loads(machine.text(AGENT_STATE) or "{}")
         return str(json.loads(state["plan"])["hash"]) if state.get("plan") else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import os
 from pathlib import Path
 from typing import Any, Callable  # noqa: UP035 (a remote machine may have an older Python)
 
@@ -35,6 +36,15 @@ class Machine:
         """Absolute paths that match, as the machine itself would call them."""
         prefix = str(self.root).rstrip("/")
         return sorted(found[len(prefix) :] for found in glob.glob(prefix + pattern))  # noqa: PTH207 (absolute pattern)
+
+    def may_list(self, section: str, name: str) -> bool:
+        """Whether this user may list folder ``name``; one that is there and closed is noted."""
+        folder = self.path(name)
+        for part in (*reversed(folder.parents), folder):
+            if os.path.isdir(part) and not os.access(part, os.X_OK if part != folder else os.R_OK | os.X_OK):  # noqa: PTH112
+                self.note(section, [f"{part} is closed to this user; look as root"])
+                return False
+        return True
 
     def note(self, section: str, problems: list[str]) -> None:
         """``problems`` say why something of ``section`` is not known; the first reason stays."""

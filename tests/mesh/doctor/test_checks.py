@@ -416,6 +416,14 @@ def test_what_could_not_be_read_is_unknown_and_never_fine(section: str) -> None:
     assert "no permission" in {item.reason for item in report.unknown}
 
 
+def test_markers_that_only_root_sees_are_not_called_missing() -> None:
+    raw = healthy()
+    raw["markers"], raw["unknown"] = {}, {"markers": "/run/roce-ring is closed to this user"}
+    report = check_node(evidence(raw), PLAN)
+    assert report.findings == ()
+    assert ["object-missing" in item.codes for item in report.unknown] == [True]
+
+
 def test_containers_make_the_forward_counter_unreadable() -> None:
     raw = healthy()
     raw["forwarded_growth"] = 5
@@ -445,4 +453,4 @@ def test_an_unknown_environment_is_no_reason_to_complain() -> None:
     raw["unknown"] = {"processes": "as root only"}
     report = check_node(evidence(raw), PLAN)
     assert report.findings == ()
-    assert [item.reason for item in report.unknown] == ["as root only"]
+    assert {item.reason for item in report.unknown} == {"as root only"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +214,28 @@ def test_without_iptables_nft_is_asked(root: Path) -> None:
 def test_a_command_that_refuses_is_quoted(root: Path) -> None:
     refused = subprocess.CalledProcessError(4, "iptables", stderr="Permission denied (you must be root)")
     assert "you must be root" in look(root, iptables=refused, nft=None).unknown["firewall"]
+
+
+def test_what_only_root_sees_is_unknown_to_others(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sockets, markers and the agent's state lie in closed folders; empty to a user is not the same as empty."""
+    closed = {root / "run/roce-ring", root / "var/lib/roce-ring"}
+    monkeypatch.setattr(os, "access", lambda path, mode: path not in closed)
+    assert {"markers", "processes", "agent"} <= set(look(root).unknown)
+
+
+def test_a_running_marker_is_told_by_its_lock(root: Path) -> None:
+    """A file without a lock is what a dead one left."""
+    mark = {"destination": None, "udp_source_port": 65535, "ethertype": 0x88B5}
+    for name in ("alive", "dead"):
+        write(root / f"run/roce-ring/markers/{name}.state", json.dumps({"device": name, "marks": [mark]}))
+    holder = "import fcntl,sys; f=open(sys.argv[1],'r+'); fcntl.lockf(f, fcntl.LOCK_EX); print(flush=True); input()"
+    command = [sys.executable, "-c", holder, str(root / "run/roce-ring/markers/alive.state")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin and process.stdout
+        process.stdout.readline()
+        markers = look(root).markers
+        process.stdin.close()
+    assert {device: [item.ethertype for item in marks] for device, marks in markers.items()} == {"alive": [0x88B5]}
 
 
 def test_offload_that_cannot_be_turned_on(root: Path) -> None:
