@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import threading
 from collections.abc import Mapping
 from datetime import timedelta
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _SAY_AFTER_S = 5.0
+_HASH = re.compile(r"[0-9a-f]{32,}")
+_HASH_SHOWN = 12  # digits, as roce-ring plan prints
 
 __all__ = ["Exchange", "ExchangeError", "RendezvousExchange", "Tls", "TorchExchange", "agree", "gather_errors"]
 
@@ -238,7 +241,10 @@ def agree(exchange: Exchange, facts: Mapping[str, str | int], timeout_s: float =
             says.setdefault(str(one[key]) if key in one else "(nothing)", []).append(rank)
         if len(says) > 1:
             columns = sorted(says.items(), key=lambda item: (-len(item[1]), item[1]))
-            rows.append([key, *(f"{ranks(who)} {'say' if len(who) > 1 else 'says'} {value}" for value, who in columns)])
+            told = [
+                (ranks(who), "say" if len(who) > 1 else "says", _shown(value, list(says))) for value, who in columns
+            ]
+            rows.append([key, *map(" ".join, told)])
     if rows:
         raise SetupError(
             f"ranks differ in {len(rows)} of {len(keys)} facts, so no rank started:\n" + _table(rows),
@@ -266,6 +272,14 @@ def _decode(rank: int, raw: bytes) -> dict[str, str | int]:
             f"rank {rank} sent something that is not a list of facts", "use one version of roce-ring everywhere"
         )
     return one
+
+
+def _shown(value: str, among: list[str]) -> str:
+    """A long hash by as many digits as roce-ring plan prints, or as tell it from the others."""
+    if not _HASH.fullmatch(value):
+        return value
+    digits = next(n for n in range(_HASH_SHOWN, len(value) + 1) if len({one[:n] for one in among}) == len(among))
+    return value[:digits]
 
 
 def _table(rows: list[list[str]]) -> str:

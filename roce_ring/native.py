@@ -7,6 +7,7 @@ import ctypes as ct
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from .errors import SetupError
 
@@ -17,7 +18,8 @@ NOBODY = 0xFF
 
 PROVIDERS = {"shm": 1, "verbs": 2}
 STATES = ("INIT", "CONNECTED", "RUNNING", "DRAINING", "ABORTED", "CLOSED")
-EVENT_KINDS = ("", "LATE", "RESOLVED", "ABORT", "CLOSED", "LOOP_GAP", "PATH")
+EVENT_KINDS = ("", "LATE", "RESOLVED", "ABORT", "CLOSED", "LOOP_GAP", "PATH", "PORT")
+PORT_CHANGES = ("", "DOWN", "UP", "GIDS", "LOST")
 HELLO_BYTES = 2352
 
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = 1, 2, 3
@@ -60,12 +62,12 @@ class Config(ct.Structure):
         ("yield", _u32),
         ("cpu", _i32),
         ("doorbell", _u32),
-        ("imm", _u32),
         ("order", _u8 * MAX_WORLD),
         ("paths", _u8 * MAX_WORLD),
         ("hops", (_u8 * MAX_PATHS) * MAX_WORLD),
         ("hca_of", (_u8 * MAX_PATHS) * MAX_WORLD),
         ("hca", (ct.c_char * 32) * 8),
+        ("address", _u32 * 8),
         ("shm_dir", ct.c_char * 128),
     ]
 
@@ -84,13 +86,15 @@ class Stats(ct.Structure):
                 "abort_word", "commands", "commands_asleep", "commands_lent", "ops", "writes_posted",
                 "writes_completed", "bytes_written", "window_stalls", "queue_stalls", "polls", "empty_polls",
                 "naps", "stale_completions", "late_reports", "longest_late_ms", "longest_loop_gap_us",
-                "events_lost", "seq_started", "seq_done", "seq_posted", "seq_completed", "idle_spins",
+                "events_lost", "nudges", "seq_started", "seq_done", "seq_posted", "seq_completed", "idle_spins",
             )
         ),
         ("nap_us", _u32),
         ("yield", _u32),
         ("waiting", _u32),
         ("closed", _u32),
+        ("ports_down", _u32),
+        ("imm", _u32),
         ("path", (PathStats * MAX_PATHS) * MAX_WORLD),
     ]  # fmt: skip
 
@@ -240,6 +244,8 @@ class Native:
             (p, "rr_proxy_create", ct.c_void_p, [ct.POINTER(Config), ct.c_char_p, ct.c_size_t]),
             (p, "rr_proxy_hello", ct.c_int, [ct.c_void_p, ct.c_void_p]),
             (p, "rr_proxy_connect", ct.c_int, [ct.c_void_p, ct.c_void_p, ct.c_char_p, ct.c_size_t]),
+            (p, "rr_proxy_litmus", ct.c_int, [ct.c_void_p, _u32, ct.c_char_p, ct.c_char_p, ct.c_size_t]),
+            (p, "rr_proxy_use", ct.c_int, [ct.c_void_p, ct.c_char_p, _u32, ct.c_char_p, ct.c_size_t]),
             (p, "rr_proxy_start", ct.c_int, [ct.c_void_p, ct.c_char_p, ct.c_size_t]),
             (p, "rr_proxy_stop", ct.c_int, [ct.c_void_p, _u32]),
             (p, "rr_proxy_destroy", None, [ct.c_void_p]),
@@ -257,6 +263,7 @@ class Native:
             (p, "rr_error_table", ct.c_char_p, []),
             (p, "rr_providers", _u32, []),
             (p, "rr_wire_version", _u32, []),
+            (p, "rr_status_text", ct.c_char_p, [_u32]),
             (k, "rr_op_seal", None, [ct.POINTER(Op)]),
             (k, "rr_cpu_run", ct.c_int, [ct.POINTER(Op), _u32, _u32]),
             (k, "rr_cpu_refusal", ct.c_char_p, [ct.POINTER(Op)]),
@@ -268,7 +275,7 @@ class Native:
             function.restype, function.argtypes = result, arguments
         self.providers = tuple(name for name, bit in PROVIDERS.items() if p.rr_providers() >> bit & 1)
         if "verbs" in self.providers:
-            text = [ct.c_char_p, ct.c_size_t]
+            text: list[Any] = [ct.c_char_p, ct.c_size_t]
             p.rr_probe_open.restype, p.rr_probe_open.argtypes = ct.c_void_p, [ct.c_char_p, _u32, _u32, _u32, *text]
             p.rr_probe_endpoint.restype, p.rr_probe_endpoint.argtypes = None, [ct.c_void_p, ct.c_void_p]
             p.rr_probe_connect.argtypes = [ct.c_void_p, ct.c_void_p, *text]

@@ -4,6 +4,7 @@ meeting of all ranks to close(), and never recovers from an abort: AllReduce.res
 from __future__ import annotations
 
 import ctypes as ct
+import logging
 import os
 import socket
 import threading
@@ -16,6 +17,7 @@ from .errors import RoceRingError, SessionAborted, SetupError
 from .exchange import Exchange, agree, gather_errors
 from .host import memory_problem, no_hca_problem, start_proxy
 from .lease import Lease, take_lease
+from .litmus import Proof, prove, use
 from .modes import modes
 from .native import (
     CPU_FAILED,
@@ -38,7 +40,9 @@ from .native import (
 from .session_control import SessionControl
 from .settings import Settings
 from .topology import Topology
-from .verdict import verdict
+from .verdict import place, verdict
+
+log = logging.getLogger(__name__)
 
 MEETING_S = 60.0
 # Where threads outnumber cores nobody may spin: a waiting kernel takes the proxy's turns itself and then sleeps until
@@ -77,6 +81,8 @@ class Session:
         self.drained = threading.Event()
         self.control = SessionControl(self)
         self._final_word = 0  # the abort word of a closed session
+        self.proof: Proof | None = None  # verbs: what the paths were found to be
+        self.ways = topology.paths  # those in use
 
         self.layout: Layout = self._native.layout(self.world, self.capacity)
         self.layout_hash = int(self._native.proxy.rr_layout_hash(self.world, self.layout.slot_bytes))
@@ -110,7 +116,7 @@ class Session:
             "wire version": self._native.wire_version,
             "layout hash": f"{self._native.proxy.rr_layout_hash(self.world, any_slot):016x}",
             "world": self.world,
-            "plan hash": self.topology.plan_hash[:12] or "none",  # as many digits as roce-ring plan prints
+            "plan hash": self.topology.plan_hash or "none",
             "ring order": ",".join(map(str, self.topology.order)),
             "first sequence": first_seq,
             **settings,
@@ -181,6 +187,8 @@ class Session:
                 config.hca_of[peer][i] = way.hca
         for i, name in enumerate(t.hcas):
             config.hca[i].value = name.encode()
+        for i, address in enumerate(t.addresses):
+            config.address[i] = int.from_bytes(socket.inet_aton(address), "little")
         return config
 
     def _open(self, exchange: Exchange, first_seq: int) -> None:
@@ -198,10 +206,26 @@ class Session:
         if wrong:
             raise SetupError(f"the hello of rank {wrong[0]} has {len(hellos[wrong[0]])} bytes, expected {HELLO_BYTES}")
         gather_errors(exchange, _error_of(lambda: call(lib.rr_proxy_connect, self._proxy, b"".join(hellos))), MEETING_S)
-        gather_errors(exchange, _error_of(lambda: start_proxy(self._proxy, self.settings.proxy_cpu)), MEETING_S)
+        if self.provider == "verbs":
+            self._prove(exchange)
+        gather_errors(exchange, _error_of(self._start), MEETING_S)
         self.region = int(lib.rr_proxy_region(self._proxy))
         self.device_state = DeviceState(seq=first_seq)
         self.control.start()
+
+    def _prove(self, exchange: Exchange) -> None:
+        proof = self.proof = prove(exchange, self._proxy, self.topology.edges, MEETING_S)
+        planned = self.topology.paths
+        self.ways = tuple(
+            tuple(ways[i] for i in proof.between(self.rank, peer)) if ways else () for peer, ways in enumerate(planned)
+        )
+        for line in proof.warnings(self.rank):
+            log.warning("rank %d: %s", self.rank, line)
+
+    def _start(self) -> None:
+        if self.proof:
+            use(self._proxy, self.rank, self.proof)
+        start_proxy(self._proxy, self.settings.proxy_cpu)
 
     def _serve(self, exchange: Exchange) -> None:
         from .control.rundir import run_dir
@@ -241,7 +265,7 @@ class Session:
             sleep_ns=_SLEEP_NS[self.provider],
         )
         op.order[: self.world] = list(self.topology.order)
-        for peer, ways in enumerate(self.topology.paths):
+        for peer, ways in enumerate(self.ways):
             op.paths[peer] = len(ways)
         return op
 
@@ -286,7 +310,10 @@ class Session:
             if time.monotonic() >= deadline:
                 return
             time.sleep(0.002)
-        raise verdict(word, self.rank, self.control.abort_note)
+        raise self.verdict(word)
+
+    def verdict(self, word: int) -> SessionAborted:
+        return verdict(word, self.rank, self.control.abort_note, place(word, self.topology.edges, self.proof))
 
     # ---- what the control asks of the proxy ----
 

@@ -25,8 +25,8 @@ from .control.model import (
     SessionState,
 )
 from .modes import modes
-from .native import EVENT_KINDS, STATES, Event, native
-from .verdict import sequence, verdict
+from .native import EVENT_KINDS, PORT_CHANGES, STATES, Event, native
+from .verdict import sequence
 
 if TYPE_CHECKING:
     from .session import Session
@@ -94,19 +94,40 @@ class SessionControl:
         elif kind == "RESOLVED":
             text = f"rank {peer} came after {seconds:.1f} s"
         elif kind == "ABORT":
-            text = str(verdict(self._session.abort_word(), self._session.rank, self.abort_note))
+            text = str(self._session.verdict(self._session.abort_word()))
             level = logging.ERROR
         elif kind == "CLOSED":
             text = f"rank {peer} closed its session"
             level = logging.INFO
         elif kind == "LOOP_GAP":
             text = f"the proxy thread of rank {self._session.rank} was not scheduled for {seconds:.1f} s"
+        elif kind == "PORT":
+            text, level = self._port_changed(int(event.path), PORT_CHANGES[event.reason])
         else:
-            text = f"path {event.path} to rank {peer} changed: {native().errors[int(event.reason)].meaning}"
+            text = self._path_failed(event)
         log.log(level, "%s", text)
-        self.add_event(EventKind(kind), text, peer, seq)
+        self.add_event(EventKind.PATH if kind == "PORT" else EventKind(kind), text, peer, seq)
         if kind == "ABORT":
             log.info("operations of rank %d before that: %s", self._session.rank, self.last_operations())
+
+    def _path_failed(self, event: Event) -> str:
+        s, peer, number = self._session, int(event.peer), int(event.path)
+        planned = s.proof.between(s.rank, peer)[number] if s.proof else number
+        status = native().proxy.rr_status_text(int(event.ms)).decode()
+        said = f" ({status}, status {event.ms})" if status else ""
+        meaning = native().errors[int(event.reason)].meaning
+        return f"{s.topology.edges.path(s.rank, peer, planned)}: {meaning}{said}"
+
+    def _port_changed(self, hca: int, change: str) -> tuple[str, int]:
+        s = self._session
+        edges, device = s.topology.edges, s.topology.hcas[hca]
+        said = {
+            "DOWN": f"the link of {device} went down: {edges.cable(s.rank, hca)}",
+            "UP": f"the link of {device} is up again: {edges.cable(s.rank, hca)}",
+            "GIDS": f"the GID table of {device} changed; the next session looks it up again",
+            "LOST": f"{device} failed as a whole: {edges.port(s.rank, hca)}",
+        }
+        return f"rank {s.rank}: {said[change]}", logging.INFO if change == "GIDS" else logging.WARNING
 
     def last_operations(self, count: int = 8) -> str:
         """What the flight recorder holds, newest last, in words: for the log of a session that ended."""
@@ -129,7 +150,7 @@ class SessionControl:
         s = self._session
 
         def names(peer: int) -> tuple[str, ...]:
-            ways = s.topology.paths[peer]
+            ways = s.ways[peer]
             if s.provider == "shm":
                 return tuple("shm" for _ in ways)
             return tuple(s.topology.hcas[way.hca] for way in ways)
@@ -148,8 +169,8 @@ class SessionControl:
             settings_hash=s.settings.hash(),
             provider=s.provider,
             memory_kind="shared memory" if s.provider == "shm" else "registered host memory",
-            arrival_mode="polled flag",
-            litmus_verdict="not needed" if s.provider == "shm" else "not run",
+            arrival_mode="write with immediate" if s.proof and s.proof.imm else "polled flag",
+            litmus_verdict=s.proof.verdict if s.proof else "not needed",
             mode=s.settings.mode,
             capacity_bytes=s.settings.max_bytes,
             gather_capacity_bytes=s.settings.gather_bytes,
@@ -162,13 +183,20 @@ class SessionControl:
         waiting = tuple(p for p in range(self._session.world) if raw.waiting >> p & 1)
         if raw.abort_word:
             word = int(raw.abort_word)
-            why = verdict(word, self._session.rank, self.abort_note)
+            why = self._session.verdict(word)
             return RankState(SessionState.ABORTED, str(why), why.culprit, sequence(word), waiting)
         state = SessionState(STATES[raw.state])
         if state == SessionState.RUNNING and self._session.drained.is_set():
             state = SessionState.DRAINING
-        reason = f"waiting for rank {', '.join(map(str, waiting))}" if waiting else ""
-        return RankState(state, reason, None, int(raw.seq_done), waiting)
+        said = [f"waiting for rank {', '.join(map(str, waiting))}"] if waiting else []
+        said += self._degraded(int(raw.ports_down))
+        return RankState(state, "; ".join(said), None, int(raw.seq_done), waiting)
+
+    def _degraded(self, ports_down: int) -> list[str]:
+        """What an operator should mend although everything runs."""
+        s = self._session
+        down = [f"the link of {name} is down" for hca, name in enumerate(s.topology.hcas) if ports_down >> hca & 1]
+        return down + (list(s.proof.warnings(s.rank)) if s.proof else [])
 
     def stats(self) -> RankStats:
         raw = self._session.read_stats()
@@ -207,7 +235,7 @@ class SessionControl:
                         for i, way in enumerate(ways)
                     ),
                 )
-                for p, ways in enumerate(self._session.topology.paths)
+                for p, ways in enumerate(self._session.ways)
                 if p != self._session.rank
             ),
             memory=self.memory(),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING
 
+from .edges import Edges
 from .errors import ConfigError
 from .modes import modes
 from .native import MAX_PATHS, MAX_WORLD
@@ -35,6 +36,8 @@ class Topology:
     paths: tuple[tuple[Path, ...], ...]
     hcas: tuple[str, ...] = ()
     plan_hash: str = ""
+    addresses: tuple[str, ...] = ()  # planned IPv4 address of each HCA's port
+    edges: Edges = field(default_factory=Edges)
 
     def __post_init__(self) -> None:
         world = len(self.order)
@@ -122,8 +125,9 @@ def _from_plan(file: str, rank: int, world: int) -> Topology:
     for path in plan.paths:
         if path.source == rank:
             ways[path.target].append(Path(path.source_hca, path.hops))
-    hcas = tuple(hca.rdma for hca in plan.nodes[rank].hcas)
-    return Topology(rank, plan.ring, tuple(map(tuple, ways)), hcas, plan.hash)
+    mine = plan.nodes[rank].hcas
+    hcas, addresses = tuple(hca.rdma for hca in mine), tuple(hca.address.split("/")[0] for hca in mine)
+    return Topology(rank, plan.ring, tuple(map(tuple, ways)), hcas, plan.hash, addresses, Edges.of_plan(plan))
 
 
 def _from_maps(hca: str, text: str, rank: int, world: int) -> Topology:

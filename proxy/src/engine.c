@@ -45,14 +45,19 @@ static bool valid(const rr_proxy *proxy, const rr_command *cmd) {
     return within(cmd->src, cmd->bytes, l->send, l->region_bytes) && within(cmd->dst, lands, l->recv, l->region_bytes);
 }
 
-static void transfer_of(const rr_command *cmd, uint32_t peer, uint64_t *src, uint32_t *bytes) {
-    bool scatter = cmd->op == RR_OP_SCATTER;
-    *src = cmd->src + (scatter ? (uint64_t)peer * cmd->chunk : 0);
-    *bytes = scatter ? rr_chunk_bytes(cmd->bytes, cmd->chunk, peer) : cmd->bytes;
-}
+/* What one command sends to one peer. */
+typedef struct transfer {
+    uint64_t src;
+    uint32_t bytes;
+    uint32_t paths; /* that carry it */
+} transfer;
 
-static uint32_t paths_for(const rr_proxy *proxy, uint32_t peer, uint32_t bytes) {
-    return rr_paths_used(bytes, proxy->config.paths[peer], proxy->config.stripe_min_bytes);
+static transfer transfer_of(const rr_proxy *proxy, const rr_command *cmd, uint32_t peer) {
+    bool scatter = cmd->op == RR_OP_SCATTER;
+    uint32_t bytes = scatter ? rr_chunk_bytes(cmd->bytes, cmd->chunk, peer) : cmd->bytes;
+    return (transfer){.src = cmd->src + (scatter ? (uint64_t)peer * cmd->chunk : 0),
+                      .bytes = bytes,
+                      .paths = rr_paths_used(bytes, proxy->config.paths[peer], proxy->config.stripe_min_bytes)};
 }
 
 /* Picks the peers of the next wave. */
@@ -72,25 +77,21 @@ static void next_wave(rr_proxy *proxy, rr_active *a) {
     a->waiting &= (uint16_t)~wave;
     for (uint32_t p = 0; p < proxy->config.world; p++) {
         if (!(wave & 1u << p)) continue;
-        uint64_t src;
-        uint32_t bytes;
-        transfer_of(&a->cmd, p, &src, &bytes);
-        uint32_t used = paths_for(proxy, p, bytes);
-        for (uint32_t path = 0; path < used; path++) a->at[p][path] = rr_stripe_begin(bytes, used, path);
+        transfer t = transfer_of(proxy, &a->cmd, p);
+        for (uint32_t path = 0; path < t.paths; path++) a->at[p][path] = rr_stripe_begin(t.bytes, t.paths, path);
     }
 }
 
-static void fail_path(rr_proxy *proxy, const rr_active *a, uint32_t reason, uint32_t peer, uint32_t path) {
+/* The watch judges: it sees all paths to the peer, and hears what the others say. The operation stays unfinished. */
+static void fail_path(rr_proxy *proxy, uint32_t peer, uint32_t path) {
     rr_count(&proxy->stats.path[peer][path].errors, 1);
-    rr_watch_path_failed(proxy, reason, peer, path, a->cmd.phase, a->cmd.seq);
+    proxy->last_alive_ns = 0; /* now, not at its next turn */
 }
 
 /* Posts what fits of one stripe. Returns true if anything was posted. */
-static bool post_stripe(rr_proxy *proxy, rr_active *a, uint32_t index, uint32_t peer, uint32_t path) {
-    uint64_t src;
-    uint32_t bytes;
-    transfer_of(&a->cmd, peer, &src, &bytes);
-    uint32_t used = paths_for(proxy, peer, bytes), end = rr_stripe_begin(bytes, used, path + 1);
+static bool post_stripe(rr_proxy *proxy, rr_active *a, const transfer *t, uint32_t index, uint32_t peer,
+                        uint32_t path) {
+    uint32_t end = rr_stripe_begin(t->bytes, t->paths, path + 1);
     bool windowed = proxy->config.forward_window_bytes && proxy->config.hops[peer][path] > 1;
     rr_window *window = &proxy->window[peer][path];
     bool posted = false;
@@ -107,7 +108,7 @@ static bool post_stripe(rr_proxy *proxy, rr_active *a, uint32_t index, uint32_t 
         bool last = at + length == end;
         rr_write write = {.peer = peer,
                           .path = path,
-                          .src = src + at,
+                          .src = t->src + at,
                           .dst = a->cmd.dst + at,
                           .bytes = length,
                           .value = RR_FLAG_VALUE(a->cmd.seq, a->cmd.digest)};
@@ -122,7 +123,7 @@ static bool post_stripe(rr_proxy *proxy, rr_active *a, uint32_t index, uint32_t 
             return posted;
         }
         if (result == RR_WRITE_FAILED) {
-            fail_path(proxy, a, RR_ERR_QP_ERROR, peer, path);
+            if (!proxy->stats.path[peer][path].errors) fail_path(proxy, peer, path);
             return posted;
         }
         posted = true;
@@ -155,14 +156,11 @@ static bool advance(rr_proxy *proxy, rr_active *a, uint32_t index) {
         for (uint32_t distance = 1; a->posting && distance < proxy->config.world; distance++) {
             uint32_t peer = ring_peer(proxy, distance);
             if (!(a->posting & 1u << peer)) continue;
-            uint64_t src;
-            uint32_t bytes;
-            transfer_of(&a->cmd, peer, &src, &bytes);
-            uint32_t used = paths_for(proxy, peer, bytes);
+            transfer t = transfer_of(proxy, &a->cmd, peer);
             bool all_posted = true;
-            for (uint32_t path = 0; path < used; path++) {
+            for (uint32_t path = 0; path < t.paths; path++) {
                 if (a->at[peer][path] == RR_STRIPE_DONE) continue;
-                moved |= post_stripe(proxy, a, index, peer, path);
+                moved |= post_stripe(proxy, a, &t, index, peer, path);
                 all_posted &= a->at[peer][path] == RR_STRIPE_DONE;
             }
             if (all_posted) a->posting &= (uint16_t)~(1u << peer);
@@ -234,7 +232,7 @@ static void complete(rr_proxy *proxy, const rr_completion *c) {
     rr_active *a = &proxy->active[index];
     proxy->in_flight--;
     if (c->status) {
-        fail_path(proxy, a, (uint32_t)c->status, peer, path);
+        fail_path(proxy, peer, path);
         return;
     }
     rr_count(&proxy->stats.writes_completed, 1);
@@ -259,14 +257,14 @@ bool rr_engine_step(rr_proxy *proxy) {
         while (rr_load_acquire(&ring[proxy->consumed % RR_COMMANDS].commit) == proxy->consumed + 1)
             rr_store_relaxed(&rr_progress_of(proxy)->consumed, ++proxy->consumed);
         rr_completion drop[16];
-        if (proxy->in_flight) {
+        if (proxy->in_flight || proxy->provider.imm) {
             uint32_t n = proxy->provider.ops->poll(&proxy->provider, drop, 16);
             proxy->in_flight -= n < proxy->in_flight ? n : proxy->in_flight;
         }
         return false;
     }
     while (take(proxy)) worked = true;
-    if (proxy->in_flight) {
+    if (proxy->in_flight || proxy->provider.imm) {
         rr_completion done[16];
         uint32_t n = proxy->provider.ops->poll(&proxy->provider, done, 16);
         for (uint32_t i = 0; i < n; i++) complete(proxy, &done[i]);

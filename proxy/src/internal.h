@@ -6,7 +6,6 @@
 #include "provider.h"
 
 #include <pthread.h>
-#include <stdbool.h>
 
 #define RR_EVENTS 256
 #define RR_WINDOW_CHUNKS 64 /* chunks in flight on one forwarded path; also bounds the window */
@@ -90,6 +89,9 @@ int rr_region_create(rr_proxy *proxy, rr_why why);
 void rr_region_unlink(rr_proxy *proxy);
 void rr_region_destroy(rr_proxy *proxy);
 
+/* litmus.c: takes its flags back; call when no rank raises any more. */
+void rr_litmus_clear(rr_proxy *proxy);
+
 /* engine.c: one turn of the progress loop. Returns true if anything was done. */
 bool rr_engine_step(rr_proxy *proxy);
 /* Nothing taken from the ring is unfinished. */
@@ -99,7 +101,6 @@ bool rr_engine_idle(const rr_proxy *proxy);
 void rr_watch_tick(rr_proxy *proxy, uint64_t now_ns);
 void rr_watch_say_goodbye(rr_proxy *proxy);
 uint64_t rr_watch_abort(rr_proxy *proxy, uint64_t word);
-void rr_watch_path_failed(rr_proxy *proxy, uint32_t reason, uint32_t peer, uint32_t path, uint32_t phase, uint64_t seq);
 void rr_event_push(rr_proxy *proxy, rr_event event);
 
 static inline rr_abort *rr_abort_line(rr_proxy *p) { return (rr_abort *)(p->base + p->layout.abort); }

@@ -25,12 +25,12 @@
     X(rr_config, yield) \
     X(rr_config, cpu) \
     X(rr_config, doorbell) \
-    X(rr_config, imm) \
     X(rr_config, order) \
     X(rr_config, paths) \
     X(rr_config, hops) \
     X(rr_config, hca_of) \
     X(rr_config, hca) \
+    X(rr_config, address) \
     X(rr_config, shm_dir) \
     X(rr_path_stats, writes) \
     X(rr_path_stats, bytes) \
@@ -56,6 +56,7 @@
     X(rr_stats, longest_late_ms) \
     X(rr_stats, longest_loop_gap_us) \
     X(rr_stats, events_lost) \
+    X(rr_stats, nudges) \
     X(rr_stats, seq_started) \
     X(rr_stats, seq_done) \
     X(rr_stats, seq_posted) \
@@ -65,6 +66,8 @@
     X(rr_stats, yield) \
     X(rr_stats, waiting) \
     X(rr_stats, closed) \
+    X(rr_stats, ports_down) \
+    X(rr_stats, imm) \
     X(rr_stats, path) \
     X(rr_event, index) \
     X(rr_event, time_ns) \

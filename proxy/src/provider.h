@@ -7,6 +7,8 @@
 
 #include <roce_ring/proxy.h>
 
+#include <stdbool.h>
+
 typedef struct rr_why {
     char *text;
     size_t bytes;
@@ -38,10 +40,18 @@ enum rr_write_result {
     RR_WRITE_DONE,   /* already visible at the peer; no completion follows */
     RR_WRITE_POSTED, /* a completion with this tag follows */
     RR_WRITE_AGAIN,  /* the queue is full: poll, then try again */
-    RR_WRITE_FAILED, /* the path is gone */
+    RR_WRITE_FAILED, /* the path is gone; lost() says how */
 };
 
+/* Where a loss showed. */
+typedef struct rr_loss {
+    uint32_t path;
+    uint32_t device; /* index into config.hca, where a device or its port is to blame */
+    uint32_t status; /* of the completion queue; 0 if none came */
+} rr_loss;
+
 typedef struct rr_provider rr_provider;
+struct rr_proxy;
 
 typedef struct rr_provider_ops {
     const char *name;
@@ -49,15 +59,17 @@ typedef struct rr_provider_ops {
     /* Takes hold of devices, registers the region, fills this provider's part of the hello. */
     int (*open)(rr_provider *provider, rr_hello *hello, rr_why why);
     int (*connect)(rr_provider *provider, const rr_hello *all, rr_why why);
-    /* Every rank has connected. */
-    void (*started)(rr_provider *provider);
+    /* lane[peer][i]: planned path that is path i from now on. NULL if a path is only a number here. */
+    void (*use)(rr_provider *provider, const uint8_t lane[RR_MAX_WORLD][RR_MAX_PATHS]);
     enum rr_write_result (*write)(rr_provider *provider, const rr_write *write);
     uint32_t (*poll)(rr_provider *provider, rr_completion *out, uint32_t room);
     /* Best effort, never blocks: replaces notice[rank] at the peer. */
     void (*notify)(rr_provider *provider, uint32_t peer, const rr_notice *notice);
-    /* 0: the peer is there, or one cannot tell. Otherwise enum rr_error: how it was lost, and in *path on which path
-     * that showed. May make a system call: the engine asks a few times a second. */
-    int (*lost)(rr_provider *provider, uint32_t peer, uint32_t *path);
+    /* Every few milliseconds, while the thread is awake. NULL if there is nothing to do. */
+    void (*tick)(rr_provider *provider, uint64_t now_ns);
+    /* 0: the peer is there, or one cannot tell yet. Otherwise enum rr_error: how it was lost. May make a system call:
+     * the watch asks ten times a second. Whoever fails a write must answer here within dead_ms. */
+    int (*lost)(rr_provider *provider, uint32_t peer, rr_loss *how);
     void (*close)(rr_provider *provider);
 } rr_provider_ops;
 
@@ -67,6 +79,10 @@ struct rr_provider {
     const rr_layout *layout;
     uint8_t *base; /* our region */
     int region_fd; /* file behind it */
+    struct rr_proxy *proxy;
+    /* Peers' flags arrive as completions and poll() raises them, so it has to be called whatever is in flight. */
+    bool imm;
+    uint8_t down[RR_MAX_WORLD][RR_MAX_PATHS]; /* planned paths without a queue pair: RR_PATH_DOWN_*, else 0 */
     void *impl;
 };
 

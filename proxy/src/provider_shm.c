@@ -88,8 +88,6 @@ static int shm_connect(rr_provider *provider, const rr_hello *all, rr_why why) {
     return 0;
 }
 
-static void shm_started(rr_provider *provider) { (void)provider; }
-
 static enum rr_write_result shm_write(rr_provider *provider, const rr_write *write) {
     shm_impl *impl = provider->impl;
     uint8_t *peer = impl->peer[write->peer].base;
@@ -116,8 +114,8 @@ static void shm_notify(rr_provider *provider, uint32_t peer, const rr_notice *no
     rr_store_release(&at->stop, notice->stop);
 }
 
-static int shm_lost(rr_provider *provider, uint32_t peer, uint32_t *path) {
-    (void)path;
+static int shm_lost(rr_provider *provider, uint32_t peer, rr_loss *how) {
+    (void)how;
     const shm_peer *p = &((shm_impl *)provider->impl)->peer[peer];
     if (p->same_process) return 0; /* record locks never conflict within a process */
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
@@ -141,7 +139,6 @@ const rr_provider_ops rr_provider_shm = {
     .id = RR_PROVIDER_SHM,
     .open = shm_open_provider,
     .connect = shm_connect,
-    .started = shm_started,
     .write = shm_write,
     .poll = shm_poll,
     .notify = shm_notify,

@@ -1,6 +1,9 @@
 /* The handle, its life, and the thread. */
 #define _GNU_SOURCE
 #include "internal.h"
+#ifdef RR_HAVE_VERBS
+#include "verbs_api.h"
+#endif
 
 #include <errno.h>
 #include <linux/futex.h>
@@ -66,6 +69,13 @@ static void next_nap(rr_proxy *proxy, rr_naps *naps) {
     }
 }
 
+/* A kernel waits, and only this thread can raise the flags it waits for. */
+static bool waits_for_arrivals(rr_proxy *proxy) {
+    const rr_kernel_line *kernel = rr_kernel_line_of(proxy);
+    return proxy->provider.imm && rr_load_relaxed(&kernel->seq_started) != rr_load_relaxed(&kernel->seq_done) &&
+           !rr_load_acquire(&rr_abort_line(proxy)->word);
+}
+
 static void *progress_main(void *arg) {
     rr_proxy *proxy = arg;
     prctl(PR_SET_NAME, "roce-ring-proxy");
@@ -86,7 +96,7 @@ static void *progress_main(void *arg) {
                 if (now - proxy->last_tick_ns > 2000000 || stop) rr_watch_tick(proxy, now);
                 done = stop && (rr_engine_idle(proxy) || now >= proxy->stop_by_ns);
             }
-            pending = !rr_engine_idle(proxy);
+            pending = !rr_engine_idle(proxy) || waits_for_arrivals(proxy);
             if (done) rr_watch_say_goodbye(proxy);
             rr_leave(&proxy->engine_busy);
             if (done) return NULL;
@@ -177,7 +187,7 @@ rr_proxy *rr_proxy_create_with(const rr_config *config, const rr_provider_ops *o
     proxy->nap_us = config->nap_us;
     proxy->generation = (uint16_t)(config->session[0] ^ config->session[0] >> 16 ^ config->session[1] ^ 1);
     pthread_mutex_init(&proxy->event_lock, NULL);
-    proxy->provider = (rr_provider){.ops = ops, .config = &proxy->config, .layout = &proxy->layout};
+    proxy->provider = (rr_provider){.ops = ops, .config = &proxy->config, .layout = &proxy->layout, .proxy = proxy};
     rr_hello *hello = &proxy->hello;
     *hello = (rr_hello){.magic = RR_MAGIC,
                         .wire_version = RR_WIRE_VERSION,
@@ -280,11 +290,34 @@ int rr_proxy_connect(rr_proxy *proxy, const rr_hello *all, char *text, size_t te
     return 0;
 }
 
+int rr_proxy_use(rr_proxy *proxy, const uint8_t *used, uint32_t imm, char *text, size_t text_bytes) {
+    rr_why why = {text, text_bytes};
+    if (not_in_state(proxy, RR_STATE_CONNECTED, "use", why) < 0) return -1;
+    rr_config *c = &proxy->config;
+    for (uint32_t p = 0; p < c->world; p++)
+        if (p != c->rank && c->paths[p] && !(used[p] & ((1u << c->paths[p]) - 1)))
+            return rr_fail(why, "no path to rank %u is left; every peer needs one", p);
+    uint8_t lane[RR_MAX_WORLD][RR_MAX_PATHS] = {{0}};
+    for (uint32_t p = 0; p < c->world; p++) {
+        uint32_t kept = 0;
+        for (uint32_t i = 0; p != c->rank && i < c->paths[p]; i++) {
+            if (!(used[p] & 1u << i)) continue;
+            lane[p][kept] = (uint8_t)i;
+            c->hops[p][kept] = c->hops[p][i];
+            c->hca_of[p][kept++] = c->hca_of[p][i];
+        }
+        c->paths[p] = (uint8_t)kept;
+    }
+    proxy->provider.imm = imm != 0;
+    if (proxy->provider.ops->use) proxy->provider.ops->use(&proxy->provider, lane);
+    rr_litmus_clear(proxy);
+    return 0;
+}
+
 int rr_proxy_start(rr_proxy *proxy, char *text, size_t text_bytes) {
     rr_why why = {text, text_bytes};
     if (not_in_state(proxy, RR_STATE_CONNECTED, "start", why) < 0) return -1;
     rr_region_unlink(proxy);
-    proxy->provider.ops->started(&proxy->provider);
     __atomic_store_n(&proxy->state, RR_STATE_RUNNING, __ATOMIC_RELEASE);
     pthread_attr_t attr;
     pthread_attr_init(&attr);
@@ -338,6 +371,14 @@ void rr_proxy_destroy(rr_proxy *proxy) {
 
 /* ---- looking and asking ---- */
 
+const char *rr_status_text(uint32_t status) {
+#ifdef RR_HAVE_VERBS
+    const rr_verbs *verbs = rr_verbs_load((rr_why){NULL, 0});
+    if (status && verbs) return verbs->wc_status_str((enum ibv_wc_status)status);
+#endif
+    return (void)status, "";
+}
+
 void *rr_proxy_region(rr_proxy *proxy) { return proxy->base; }
 void rr_proxy_layout(rr_proxy *proxy, rr_layout *out) { *out = proxy->layout; }
 uint64_t rr_proxy_abort_word(rr_proxy *proxy) { return rr_load_acquire(&rr_abort_line(proxy)->word); }
@@ -368,6 +409,7 @@ void rr_proxy_stats(rr_proxy *proxy, rr_stats *out) {
     out->idle_spins = rr_load_relaxed(&proxy->idle_spins);
     out->nap_us = __atomic_load_n(&proxy->nap_us, __ATOMIC_RELAXED);
     out->yield = proxy->config.yield;
+    out->imm = proxy->provider.imm;
     pthread_mutex_lock(&proxy->event_lock);
     out->events_lost = proxy->events_lost;
     pthread_mutex_unlock(&proxy->event_lock);

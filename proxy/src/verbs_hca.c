@@ -113,30 +113,45 @@ void rr_verbs_hca_close(const rr_verbs *verbs, verbs_hca *hca) {
     if (hca->context) verbs->close_device(hca->context);
 }
 
-void rr_verbs_hca_events(verbs_impl *impl, verbs_hca *hca) {
+void rr_verbs_hca_events(rr_provider *provider, verbs_hca *hca) {
+    const rr_verbs *verbs = ((verbs_impl *)provider->impl)->verbs;
     struct ibv_async_event event;
-    while (impl->verbs->get_async_event(hca->context, &event) == 0) {
+    while (verbs->get_async_event(hca->context, &event) == 0) {
+        uint32_t change = 0;
         switch (event.event_type) {
         case IBV_EVENT_PORT_ERR:
             hca->port_down = true;
+            change = RR_PORT_DOWN;
             break;
         case IBV_EVENT_PORT_ACTIVE:
             hca->port_down = false;
+            change = RR_PORT_UP;
+            break;
+        case IBV_EVENT_GID_CHANGE:
+            change = RR_PORT_GIDS;
             break;
         case IBV_EVENT_DEVICE_FATAL:
         case IBV_EVENT_CQ_ERR:
             hca->lost = true;
+            change = RR_PORT_LOST;
             break;
         case IBV_EVENT_QP_FATAL:
         case IBV_EVENT_QP_REQ_ERR:
-        case IBV_EVENT_QP_ACCESS_ERR: {
-            verbs_qp *qp = event.element.qp->qp_context;
-            if (!qp->failed) qp->failed = RR_ERR_QP_ERROR;
+        case IBV_EVENT_QP_ACCESS_ERR:
+            rr_verbs_qp_fail(event.element.qp->qp_context, RR_ERR_QP_ERROR, 0);
+            break;
+        default:
             break;
         }
-        default:
-            break; /* a moved GID concerns the next session: an established queue pair keeps its own */
-        }
-        impl->verbs->ack_async_event(&event);
+        verbs->ack_async_event(&event);
+        if (change)
+            rr_event_push(provider->proxy, (rr_event){.kind = RR_EVENT_PORT,
+                                                      .reason = change,
+                                                      .peer = provider->config->rank,
+                                                      .root = provider->config->rank,
+                                                      .path = hca->index});
     }
+    uint32_t mask = __atomic_load_n(&provider->proxy->stats.ports_down, __ATOMIC_RELAXED), bit = 1u << hca->index;
+    __atomic_store_n(&provider->proxy->stats.ports_down, hca->port_down || hca->lost ? mask | bit : mask & ~bit,
+                     __ATOMIC_RELAXED);
 }

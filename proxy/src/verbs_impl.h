@@ -13,6 +13,10 @@
 #define RR_SQ_DEPTH 256
 /* Kept free for notices: a stop notice must go out although the data path has filled the queue. */
 #define RR_SQ_FOR_NOTICES 4
+/* Receive queue entries: one for every flag that a peer can raise ahead of us, if flags arrive as immediate data: those
+ * of two operations. */
+#define RR_RQ_DEPTH 64
+RR_STATIC_ASSERT(RR_RQ_DEPTH >= 2 * 2 * (RR_MAX_WORLD - 1), "a receive is there for every flag");
 #define RR_NOTICE_BYTES 24 /* stop, beat, waiting */
 
 /* One RDMA device that some path uses. One protection domain and one registration (the region) each. */
@@ -27,16 +31,23 @@ typedef struct verbs_hca {
     enum ibv_mtu mtu;
     uint32_t max_message;
     uint32_t paths;
+    uint32_t index; /* in config.hca */
     bool inactive;  /* the port was not active when it was opened */
     bool port_down; /* said by an asynchronous event, until the next one says otherwise */
     bool lost;      /* the device failed as a whole */
 } verbs_hca;
 
-/* One post: a payload, a payload and its flag, or a notice. Its last work request is signalled. */
+enum verbs_kind {
+    VERBS_WRITE,  /* the engine's: a payload, a flag, or both */
+    VERBS_NOTICE, /* its acknowledgement proves that the peer's host is alive */
+    VERBS_NUDGE,  /* no bytes; makes the peer say what it lacks */
+};
+
+/* One post. Its last work request is signalled. */
 typedef struct verbs_sent {
-    uint64_t tag; /* the engine's; unused for a notice */
+    uint64_t tag; /* the engine's */
     uint8_t entries;
-    bool notice;
+    uint8_t kind;  /* enum verbs_kind */
     bool reported; /* an error was already passed on */
 } verbs_sent;
 
@@ -53,16 +64,45 @@ typedef struct verbs_qp {
     uint64_t notices_since_ns; /* when this many went unacknowledged: the oldest was posted, or the one before it was
                                   acknowledged */
     uint32_t failed;           /* enum rr_error, 0 while it works */
+    uint32_t status;           /* enum ibv_wc_status of the first failed completion */
+    uint64_t failed_ns;
+    uint32_t peer, planned;  /* whose it is, and which of the planned paths */
+    uint32_t lane;           /* as which path the session counts it */
+    uint32_t retired_seen;   /* `retired` at the last tick, for nudges: */
+    uint64_t quiet_since_ns; /* nothing was acknowledged since */
+    uint64_t nudge_after_ns; /* doubles from one nudge to the next */
     verbs_sent sent[RR_SQ_DEPTH];
 } verbs_qp;
 
 typedef struct verbs_impl {
     const rr_verbs *verbs;
     verbs_hca hca[RR_HCAS];
-    verbs_qp *qp[RR_MAX_WORLD][RR_MAX_PATHS]; /* NULL where the plan has no path */
-    uint32_t writes;                          /* the engine's posts not yet completed */
+    verbs_qp *planned[RR_MAX_WORLD][RR_MAX_PATHS]; /* by planned path; NULL where there is none, or none in use */
+    verbs_qp *qp[RR_MAX_WORLD][RR_MAX_PATHS];      /* the same, by the session's path numbers */
+    uint32_t generation; /* of the work request ids; another one after every change of paths */
+    uint32_t writes;     /* the engine's posts not yet completed */
     uint32_t poll_from;
+    uint64_t events_ns; /* when asynchronous events were last asked for */
 } verbs_impl;
+
+/* Work request id: of which generation, which post of which queue pair, and whether this is its last work request. Or a
+ * receive of that queue pair. */
+#define RR_ID(generation, position, peer, path)                                                                        \
+    ((uint64_t)((generation) & 0x3fffu) << 48 | (uint64_t)(uint32_t)(position) << 16 | (uint64_t)(peer) << 8 | (path))
+#define RR_ID_LAST (1ull << 63)
+#define RR_ID_RECEIVE(peer, path) (1ull << 62 | (uint64_t)(peer) << 8 | (path))
+#define RR_ID_IS_RECEIVE(id) ((bool)((id) >> 62 & 1))
+#define RR_ID_IS_OF(id, generation) (((id) >> 48 & 0x3fffu) == ((generation) & 0x3fffu))
+#define RR_ID_POSITION(id) ((uint32_t)((id) >> 16))
+#define RR_ID_PEER(id) ((uint32_t)((id) >> 8 & 0xff))
+#define RR_ID_PATH(id) ((uint32_t)((id) & 0xff))
+
+/* verbs_wire.c */
+enum rr_write_result rr_verbs_write(rr_provider *provider, const rr_write *write);
+uint32_t rr_verbs_poll(rr_provider *provider, rr_completion *out, uint32_t room);
+void rr_verbs_notify(rr_provider *provider, uint32_t peer, const rr_notice *notice);
+void rr_verbs_take_notices(rr_provider *provider);
+void rr_verbs_nudge(rr_provider *provider, verbs_qp *qp, uint64_t now_ns);
 
 /* verbs_hca.c */
 /* Opens the device by `name`, checks its port and finds its GID. On failure close() it all the same. */
@@ -72,8 +112,8 @@ int rr_verbs_hca_open(const rr_verbs *verbs, verbs_hca *hca, rr_why why);
 int rr_verbs_hca_register(const rr_verbs *verbs, verbs_hca *hca, void *base, uint64_t bytes, uint32_t cq_entries,
                           uint32_t devices, rr_why why);
 void rr_verbs_hca_close(const rr_verbs *verbs, verbs_hca *hca);
-/* Asynchronous events, without blocking. */
-void rr_verbs_hca_events(verbs_impl *impl, verbs_hca *hca);
+/* Takes the asynchronous events, without blocking, and tells them. */
+void rr_verbs_hca_events(rr_provider *provider, verbs_hca *hca);
 
 /* verbs_gid.c */
 #define RR_GID_NONE (-1)
@@ -101,5 +141,9 @@ int rr_verbs_qp_connect(const rr_verbs *verbs, verbs_qp *qp, const rr_hello_path
 #define RR_FORWARD_FLOW_LABEL 16383u
 #define RR_RETRIES 6
 uint8_t rr_verbs_timeout(uint32_t dead_ms);
+/* The queue pair is of no use any more. The first reason stands. */
+void rr_verbs_qp_fail(verbs_qp *qp, uint32_t reason, uint32_t status);
+/* A receive without a buffer, for the immediate data of one flag. False if the queue pair refuses. */
+bool rr_verbs_qp_receive(verbs_qp *qp, uint64_t id);
 
 #endif

@@ -29,7 +29,7 @@ int rr_verbs_qp_create(const rr_verbs *verbs, verbs_qp *qp, const char *what, rr
         .send_cq = hca->cq,
         .recv_cq = hca->cq,
         .cap = {.max_send_wr = RR_SQ_DEPTH,
-                .max_recv_wr = 1,
+                .max_recv_wr = RR_RQ_DEPTH,
                 .max_send_sge = 1,
                 .max_recv_sge = 1,
                 .max_inline_data = RR_NOTICE_BYTES},
@@ -99,4 +99,16 @@ int rr_verbs_qp_connect(const rr_verbs *verbs, verbs_qp *qp, const rr_hello_path
                                   IBV_QP_MAX_QP_RD_ATOMIC);
     if (failed) return rr_fail(why, "%s cannot start its queue pair for %s: %s", qp->hca->name, what, strerror(failed));
     return 0;
+}
+
+void rr_verbs_qp_fail(verbs_qp *qp, uint32_t reason, uint32_t status) {
+    if (qp->failed) return;
+    qp->failed = reason;
+    qp->status = status;
+    qp->failed_ns = rr_now_ns();
+}
+
+bool rr_verbs_qp_receive(verbs_qp *qp, uint64_t id) {
+    struct ibv_recv_wr *bad, wr = {.wr_id = id};
+    return ibv_post_recv(qp->qp, &wr, &bad) == 0;
 }

@@ -36,16 +36,23 @@ static void set_mask(uint16_t *mask, uint32_t rank, bool on) {
     __atomic_store_n(mask, on ? *mask | bit : *mask & (uint16_t)~bit, __ATOMIC_RELAXED);
 }
 
-/* Ends the session for a path. A device of ours is our own fault, and no peer's. */
-void rr_watch_path_failed(rr_proxy *proxy, uint32_t reason, uint32_t peer, uint32_t path, uint32_t phase,
-                          uint64_t seq) {
+/* Ends the session for a path. The word says enough for every rank to name the same place: of a device or its cable the
+ * rank and which of its devices; of a path both ranks and the path's number, which is the same at both ends. */
+static void path_failed(rr_proxy *proxy, uint32_t reason, uint32_t peer, const rr_loss *how, uint64_t seq) {
     if (rr_load_acquire(&rr_abort_line(proxy)->word)) return;
     if (reason != RR_ERR_PEER_DEAD)
-        rr_event_push(
-            proxy,
-            (rr_event){.kind = RR_EVENT_PATH, .reason = reason, .peer = peer, .root = peer, .path = path, .seq = seq});
-    rr_watch_abort(proxy,
-                   RR_ABORT_WORD(reason, reason == RR_ERR_DEVICE_LOST ? proxy->config.rank : peer, phase, path, seq));
+        rr_event_push(proxy, (rr_event){.kind = RR_EVENT_PATH,
+                                        .reason = reason,
+                                        .peer = peer,
+                                        .root = peer,
+                                        .path = how->path,
+                                        .ms = how->status,
+                                        .seq = seq});
+    uint32_t here = proxy->config.rank;
+    if (reason == RR_ERR_DEVICE_LOST || reason == RR_ERR_LINK_DOWN)
+        rr_watch_abort(proxy, RR_ABORT_WORD(reason, here, 0, how->device, seq));
+    else
+        rr_watch_abort(proxy, RR_ABORT_WORD(reason, peer, here, how->path, seq));
 }
 
 static void tell(rr_proxy *proxy, const rr_notice *notice) {
@@ -150,13 +157,12 @@ static void watch_alive(rr_proxy *proxy, uint64_t now) {
     proxy->last_alive_ns = now;
     for (uint32_t p = 0; p < proxy->config.world; p++) {
         if (p == proxy->config.rank || (proxy->closed_mask & 1u << p)) continue;
-        uint32_t path = 0;
-        int reason = proxy->provider.ops->lost(&proxy->provider, p, &path);
+        rr_loss how = {0};
+        int reason = proxy->provider.ops->lost(&proxy->provider, p, &how);
         if (!reason) continue;
         /* It may have told us why before it went: a stop word stored before its end is visible by now. */
         read_notices(proxy);
-        if (!(proxy->closed_mask & 1u << p))
-            rr_watch_path_failed(proxy, (uint32_t)reason, p, path, 0, seq_started(proxy));
+        if (!(proxy->closed_mask & 1u << p)) path_failed(proxy, (uint32_t)reason, p, &how, seq_started(proxy));
     }
 }
 
@@ -203,6 +209,7 @@ void rr_watch_tick(rr_proxy *proxy, uint64_t now) {
     watch_kernel(proxy, now);
     for (uint32_t p = 0; p < proxy->config.world; p++)
         if (p != proxy->config.rank) watch_peer(proxy, p, now);
+    if (proxy->provider.ops->tick) proxy->provider.ops->tick(&proxy->provider, now);
     watch_alive(proxy, now);
     rr_store_relaxed(&proxy->stats.seq_posted, rr_progress_of(proxy)->seq_posted);
     rr_store_relaxed(&proxy->stats.seq_completed, rr_progress_of(proxy)->seq_completed);

@@ -65,7 +65,7 @@ def table_of(error: Failure) -> list[str]:
         ({"settings": {"peer_timeout_s": 60.0}}, ["peer_timeout_s | ranks 0, 1, 3 say 300.0 | rank 2 says 60.0"]),
         ({"settings": {"provider": "shm"}}, ["provider | ranks 0, 1, 3 say auto | rank 2 says shm"]),
         ({"version": "0.0.9"}, ["version | ranks 0, 1, 3 say {version} | rank 2 says 0.0.9"]),
-        ({"plan_hash": "0123456789abcdef"}, ["plan hash | ranks 0, 1, 3 say none | rank 2 says 0123456789ab"]),
+        ({"plan_hash": "0123456789abcdef" * 4}, ["plan hash | ranks 0, 1, 3 say none | rank 2 says 0123456789ab"]),
         ({"order": (0, 2, 1, 3)}, ["ring order | ranks 0, 1, 3 say 0,1,2,3 | rank 2 says 0,2,1,3"]),
         ({"first_seq": 7}, ["first sequence | ranks 0, 1, 3 say 0 | rank 2 says 7"]),
     ],

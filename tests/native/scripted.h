@@ -21,6 +21,7 @@ typedef struct script {
     rr_notice told[RR_MAX_WORLD]; /* the last notice to each peer */
     uint32_t notices[RR_MAX_WORLD];
     int lost[RR_MAX_WORLD]; /* what `lost` answers about each peer */
+    rr_loss how[RR_MAX_WORLD];
     void (*on_poll)(rr_proxy *proxy);
     rr_proxy *proxy;
 } script;
@@ -35,7 +36,6 @@ static int script_open(rr_provider *provider, rr_hello *hello, rr_why why) {
 static int script_connect(rr_provider *provider, const rr_hello *all, rr_why why) {
     return (void)provider, (void)all, (void)why, 0;
 }
-static void script_started(rr_provider *provider) { (void)provider; }
 
 static enum rr_write_result script_write(rr_provider *provider, const rr_write *write) {
     script *s = provider->impl;
@@ -64,8 +64,9 @@ static void script_notify(rr_provider *provider, uint32_t peer, const rr_notice 
     s->told[peer] = *notice;
     s->notices[peer]++;
 }
-static int script_lost(rr_provider *provider, uint32_t peer, uint32_t *path) {
-    return (void)path, ((script *)provider->impl)->lost[peer];
+static int script_lost(rr_provider *provider, uint32_t peer, rr_loss *how) {
+    script *s = provider->impl;
+    return *how = s->how[peer], s->lost[peer];
 }
 static void script_close(rr_provider *provider) { provider->impl = NULL; }
 
@@ -73,7 +74,6 @@ static const rr_provider_ops script_ops = {.name = "script",
                                            .id = RR_PROVIDER_SHM,
                                            .open = script_open,
                                            .connect = script_connect,
-                                           .started = script_started,
                                            .write = script_write,
                                            .poll = script_poll,
                                            .notify = script_notify,

@@ -71,11 +71,11 @@ static void a_forked_child_is_another_process(void) {
     hear(up[0], &hello[1], sizeof hello[1]);
     CHECK(!rr_proxy_connect(proxy, hello, why, sizeof why), "%s", why);
     hear(up[0], &byte, 1);
-    uint32_t path = 0;
-    CHECK(!proxy->provider.ops->lost(&proxy->provider, 1, &path), "a living child looks dead");
+    rr_loss how;
+    CHECK(!proxy->provider.ops->lost(&proxy->provider, 1, &how), "a living child looks dead");
     tell(down[1], &byte, 1);
     waitpid(child, NULL, 0);
-    CHECK(proxy->provider.ops->lost(&proxy->provider, 1, &path) == RR_ERR_PEER_DEAD, "a dead child looks alive");
+    CHECK(proxy->provider.ops->lost(&proxy->provider, 1, &how) == RR_ERR_PEER_DEAD, "a dead child looks alive");
     unlink(hello[1].region_name);
     rr_proxy_destroy(proxy);
 }

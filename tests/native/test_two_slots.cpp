@@ -191,7 +191,6 @@ static void kernel_main() {
 extern "C" {
 static int wire_open(rr_provider *, rr_hello *, rr_why) { return 0; }
 static int wire_connect(rr_provider *, const rr_hello *, rr_why) { return 0; }
-static void wire_started(rr_provider *) {}
 static enum rr_write_result wire_write(rr_provider *provider, const rr_write *write) {
     wires[provider->config->rank][write->peer][write->path].queue.push_back(*write);
     return RR_WRITE_POSTED;
@@ -204,11 +203,11 @@ static uint32_t wire_poll(rr_provider *provider, rr_completion *out, uint32_t ro
     return n;
 }
 static void wire_notify(rr_provider *, uint32_t, const rr_notice *) {}
-static int wire_lost(rr_provider *, uint32_t, uint32_t *) { return 0; }
+static int wire_lost(rr_provider *, uint32_t, rr_loss *) { return 0; }
 static void wire_close(rr_provider *) {}
 }
-static const rr_provider_ops wire_ops = {"wire",     RR_PROVIDER_SHM, wire_open,   wire_connect, wire_started,
-                                         wire_write, wire_poll,       wire_notify, wire_lost,    wire_close};
+static const rr_provider_ops wire_ops = {"wire",    RR_PROVIDER_SHM, wire_open, wire_connect, NULL,      wire_write,
+                                         wire_poll, wire_notify,     NULL,      wire_lost,    wire_close};
 
 // Without windows every write raises a flag, which carries the sequence.
 static uint64_t seq_of(const rr_write &w) { return w.value & ((1ull << RR_FLAG_SEQ_BITS) - 1); }

@@ -52,9 +52,6 @@ static void missing_devices_are_named(void) {
 
 static void bad_settings_are_refused(void) {
     rr_config config = two_ranks();
-    config.imm = 1;
-    CHECK(strstr(refusal(config), "write-with-immediate"), "%s", refusal(config));
-    config = two_ranks();
     config.dead_ms = 0;
     CHECK(strstr(refusal(config), "dead_ms is 0"), "%s", refusal(config));
     char why[256];

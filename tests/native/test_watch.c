@@ -163,6 +163,30 @@ static void a_dead_peer_ends_the_session_by_name(void) {
     rr_proxy_destroy(proxy);
 }
 
+/* Both ends of a cable, and everybody who only hears of it, must be able to name the same cable. */
+static void a_lost_path_or_port_ends_the_session_and_names_the_place(void) {
+    rr_event e;
+    struct {
+        int reason;
+        uint64_t word;
+    } cases[] = {{RR_ERR_QP_ERROR, RR_ABORT_WORD(RR_ERR_QP_ERROR, 2, 1, 1, 8)}, /* rank 1's path 1 to rank 2 */
+                 {RR_ERR_LINK_DOWN, RR_ABORT_WORD(RR_ERR_LINK_DOWN, 1, 0, 3, 8)} /* device 3 of rank 1 */,
+                 {RR_ERR_DEVICE_LOST, RR_ABORT_WORD(RR_ERR_DEVICE_LOST, 1, 0, 3, 8)}};
+    for (uint32_t i = 0; i < 3; i++) {
+        rr_proxy *proxy = open_watch(1);
+        now = 1000000 * MS;
+        pass(proxy, 10);
+        rr_kernel_line_of(proxy)->seq_started = 8;
+        the_script.how[2] = (rr_loss){.path = 1, .device = 3, .status = 12};
+        the_script.lost[2] = cases[i].reason;
+        pass(proxy, 110);
+        CHECK(rr_proxy_abort_word(proxy) == cases[i].word, "case %u: abort word %llx", i,
+              (unsigned long long)rr_proxy_abort_word(proxy));
+        CHECK(events_of(proxy, RR_EVENT_PATH, &e) == 1 && e.peer == 2 && e.path == 1 && e.ms == 12, "event");
+        rr_proxy_destroy(proxy);
+    }
+}
+
 static void a_kernel_that_faults_or_stands_still_ends_the_session(void) {
     rr_proxy *proxy = open_watch(2);
     uint64_t fault = RR_ABORT_WORD(RR_ERR_PROTOCOL, 1, 2, 0, 4);
@@ -358,6 +382,7 @@ int main(void) {
     a_stop_notice_is_adopted_and_passed_on();
     a_closed_peer_fails_only_who_waits_for_it();
     a_dead_peer_ends_the_session_by_name();
+    a_lost_path_or_port_ends_the_session_and_names_the_place();
     a_kernel_that_faults_or_stands_still_ends_the_session();
     the_watch_looks_at_a_kernel_that_runs();
     an_idle_thread_sleeps_and_a_command_wakes_it();

@@ -226,6 +226,33 @@ static uint64_t timed(uint64_t seq, uint32_t bytes, uint32_t rounds, uint64_t *n
     return seq;
 }
 
+/* The litmus, and what is left of the paths after it. */
+static void prove(int imm) {
+    typedef uint8_t verdicts[RR_MAX_WORLD][RR_MAX_PATHS];
+    static verdicts all[RR_MAX_WORLD];
+    char why[1024] = "";
+    uint8_t used[RR_MAX_WORLD] = {0};
+    uint64_t begin = rr_now_ns();
+    if (rr_proxy_litmus(proxy, (uint32_t)imm, &all[config.rank][0][0], why, sizeof why)) fail(why);
+    double ms = (double)(rr_now_ns() - begin) / 1e6;
+    put_file("litmus", all[config.rank], sizeof all[0]);
+    for (uint32_t p = 0; p < config.world; p++) get_file("litmus", p, all[p], sizeof all[0]);
+    printf("rank %u: litmus of %.1f ms says", config.rank, ms);
+    for (uint32_t p = 0; p < config.world; p++) {
+        if (p == config.rank) continue;
+        for (uint32_t i = 0; i < config.paths[p]; i++) {
+            uint8_t here = all[config.rank][p][i], there = all[p][config.rank][i];
+            printf(" %u.%u=%u/%u", p, i, here, there);
+            if (here == RR_PATH_RIGHT && there == RR_PATH_RIGHT) used[p] |= (uint8_t)(1u << i);
+        }
+        config.paths[p] = (uint8_t)__builtin_popcount(used[p]);
+    }
+    printf("\n");
+    fflush(stdout);
+    if (rr_proxy_use(proxy, used, (uint32_t)imm, why, sizeof why)) fail(why);
+    barrier("used");
+}
+
 static const char *option(int argc, char **argv, const char *name, const char *otherwise) {
     for (int i = 1; i + 1 < argc; i += 2)
         if (!strcmp(argv[i], name)) return argv[i + 1];
@@ -285,6 +312,7 @@ int main(int argc, char **argv) {
     for (uint32_t p = 0; p < config.world; p++) get_file("hello", p, &all[p], sizeof all[0]);
     if (rr_proxy_connect(proxy, all, why, sizeof why)) fail(why);
     barrier("connected");
+    prove(atoi(option(argc, argv, "--imm", "0")));
     if (rr_proxy_start(proxy, why, sizeof why)) fail(why);
     base = rr_proxy_region(proxy);
     rr_proxy_layout(proxy, &layout);
@@ -309,10 +337,10 @@ int main(int argc, char **argv) {
                config.rank, bytes, config.world - 1, (double)ns[rounds / 2] / 1e3, (double)ns[rounds * 99 / 100] / 1e3,
                (double)ns_empty[rounds / 2] / 1e3, (double)ns_empty[rounds * 99 / 100] / 1e3);
     printf("rank %u: commands %llu, writes %llu, queue stalls %llu, window stalls %llu, naps %llu, late %llu, stale "
-           "%llu, bytes per path",
+           "%llu, nudges %llu, bytes per path",
            config.rank, (unsigned long long)s.commands, (unsigned long long)s.writes_posted,
            (unsigned long long)s.queue_stalls, (unsigned long long)s.window_stalls, (unsigned long long)s.naps,
-           (unsigned long long)s.late_reports, (unsigned long long)s.stale_completions);
+           (unsigned long long)s.late_reports, (unsigned long long)s.stale_completions, (unsigned long long)s.nudges);
     for (uint32_t p = 0; p < config.world; p++)
         for (uint32_t i = 0; i < config.paths[p]; i++)
             printf(" %u.%u=%llu", p, i, (unsigned long long)s.path[p][i].bytes);

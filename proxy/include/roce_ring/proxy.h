@@ -45,13 +45,13 @@ typedef struct rr_config {
     uint32_t yield;           /* 1: give the core away on every empty poll (more threads than cores) */
     int32_t cpu;              /* pin the thread there; -1 = leave it to the scheduler (measured neutral to -5.5 %) */
     uint32_t doorbell;        /* 1: kernels ring when they publish (CPU), so naps may be long */
-    uint32_t imm;             /* verbs: arrival by write-with-immediate instead of polled flags */
     uint8_t order[RR_MAX_WORLD];                /* rank at each ring position */
     uint8_t paths[RR_MAX_WORLD];                /* paths to each peer, up to RR_MAX_PATHS; 0: no command names it */
     uint8_t hops[RR_MAX_WORLD][RR_MAX_PATHS];   /* 1 = direct cable, 2 = through one neighbour, ... */
     uint8_t hca_of[RR_MAX_WORLD][RR_MAX_PATHS]; /* verbs: index into hca[] */
     char hca[8][32];                            /* verbs: device names; empty = unused */
-    char shm_dir[128];                          /* where region files are made; "" = /dev/shm */
+    uint32_t address[8]; /* verbs: IPv4 of each device's port, in network order; 0 = its only one */
+    char shm_dir[128];   /* where region files are made; "" = /dev/shm */
 } rr_config;
 
 #define RR_NAP_MAX_US 1000u          /* a GPU cannot ring: its first operation after a pause waits for a nap */
@@ -85,6 +85,7 @@ typedef struct rr_stats {
     uint64_t longest_late_ms;
     uint64_t longest_loop_gap_us; /* the thread itself was not scheduled */
     uint64_t events_lost;         /* overwritten before rr_proxy_events() came for them */
+    uint64_t nudges; /* verbs: writes without bytes, posted because nothing was acknowledged for some time */
     uint64_t seq_started;
     uint64_t seq_done;
     uint64_t seq_posted;
@@ -92,8 +93,10 @@ typedef struct rr_stats {
     uint64_t idle_spins;
     uint32_t nap_us;
     uint32_t yield;
-    uint32_t waiting; /* ranks waited for longer than the late limit, as a mask */
-    uint32_t closed;  /* ranks that said good-bye */
+    uint32_t waiting;    /* ranks waited for longer than the late limit, as a mask */
+    uint32_t closed;     /* ranks that said good-bye */
+    uint32_t ports_down; /* verbs: devices (indices into config.hca) whose port is down, as a mask */
+    uint32_t imm;        /* 1: flags arrive by write-with-immediate */
     rr_path_stats path[RR_MAX_WORLD][RR_MAX_PATHS];
 } rr_stats;
 
@@ -103,7 +106,25 @@ enum rr_event_kind {
     RR_EVENT_ABORT = 3,    /* reason, peer = culprit */
     RR_EVENT_CLOSED = 4,   /* peer said good-bye */
     RR_EVENT_LOOP_GAP = 5, /* the progress thread was not scheduled for ms */
-    RR_EVENT_PATH = 6,     /* a path changed: peer, path, reason */
+    RR_EVENT_PATH = 6,     /* a path failed: peer, path, reason; ms = status of the completion queue, 0 if none came */
+    RR_EVENT_PORT = 7,     /* a port of this rank changed: path = index into config.hca, reason = enum rr_port_change */
+};
+
+enum rr_port_change {
+    RR_PORT_DOWN = 1,
+    RR_PORT_UP = 2,
+    RR_PORT_GIDS = 3, /* its GID table changed; concerns the next session, queue pairs keep theirs */
+    RR_PORT_LOST = 4, /* the device failed as a whole */
+};
+
+/* What rr_proxy_litmus found of a planned path. */
+enum rr_path_verdict {
+    RR_PATH_NONE = 0,       /* not planned */
+    RR_PATH_RIGHT = 1,      /* no flag overtook its payload, in either direction as far as this rank sees */
+    RR_PATH_TORN = 2,       /* a flag came before its payload */
+    RR_PATH_SILENT = 3,     /* something did not arrive, or was not acknowledged, in time */
+    RR_PATH_DOWN_HERE = 4,  /* this rank's port is not active */
+    RR_PATH_DOWN_THERE = 5, /* the peer's port is not active */
 };
 
 typedef struct rr_event {
@@ -125,6 +146,16 @@ RR_API rr_proxy *rr_proxy_create(const rr_config *config, char *why, size_t why_
 RR_API int rr_proxy_hello(rr_proxy *proxy, rr_hello *out);
 /* `all[world]`, index = rank. Checks every hello against this rank's and names the first field that differs. */
 RR_API int rr_proxy_connect(rr_proxy *proxy, const rr_hello *all, char *why, size_t why_bytes);
+/* Proves what the protocol rests on: on every path, many times, a payload and its flag, checked as soon as the flag is
+ * there. All ranks at once, after all have connected; ends after dead_ms or 5 s at the latest, usually within
+ * milliseconds.
+ * `imm`: 0 for a flag chained behind its payload, 1 for write-with-immediate. Fills out[RR_MAX_WORLD][RR_MAX_PATHS]
+ * with enum rr_path_verdict. */
+RR_API int rr_proxy_litmus(rr_proxy *proxy, uint32_t imm, uint8_t *out, char *why, size_t why_bytes);
+/* Which of the planned paths to each peer are used from now on (bit i of used[peer]; both ends must say the same), and
+ * how flags arrive. Paths are renumbered from 0 without gaps: every path number after this is one of those. Call it
+ * after every rank's litmus and before any rank starts. */
+RR_API int rr_proxy_use(rr_proxy *proxy, const uint8_t *used, uint32_t imm, char *why, size_t why_bytes);
 /* Call only after every rank has connected: it removes what the peers connected through. */
 RR_API int rr_proxy_start(rr_proxy *proxy, char *why, size_t why_bytes);
 /* Ends the thread: finishes posted writes (bounded by timeout_ms), tells the peers. 0 if everything was finished. */
@@ -154,6 +185,9 @@ RR_API void rr_layout_fill(uint32_t world, uint64_t capacity, rr_layout *out);
 RR_API const char *rr_error_table(void);
 RR_API uint32_t rr_providers(void); /* bit RR_PROVIDER_*: built in */
 RR_API uint32_t rr_wire_version(void);
+/* A completion queue's status (rr_event.ms of RR_EVENT_PATH) in libibverbs' words; "" for 0 and in builds without it.
+ */
+RR_API const char *rr_status_text(uint32_t status);
 
 #ifdef __cplusplus
 }
