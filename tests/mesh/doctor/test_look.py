@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -257,6 +258,17 @@ def test_soft_roce_is_a_function_without_a_card(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     (function,) = look(tmp_path).functions
     assert (function.soft, function.netdev, function.plane, function.link_up) == (True, "veth0", None, True)
+
+
+def test_a_look_is_quick_enough_for_an_agent(root: Path) -> None:
+    """It may be asked for every few seconds. Processor time, which a busy machine does not change much."""
+
+    def once() -> float:
+        begin = time.process_time()
+        gather("s1", 0.0, root, Spark())
+        return time.process_time() - begin
+
+    assert min(once() for _ in range(3)) < 0.2
 
 
 def test_the_look_travels_as_one_program(tmp_path: Path) -> None:
