@@ -15,13 +15,13 @@ def lines(report: Report, failures: Sequence[str]) -> Iterator[str]:
     """Everything but the verdict. ``failures``: a sentence for each host that could not be asked."""
     for node in report.nodes:
         yield f"{node.host}: {_summary(node.findings, node.unknown)}"
-        yield from _findings(node.findings)
+        yield from _findings(node.findings, node.host)
         yield from _unknown(node.unknown)
         if node.running and node.findings:
             yield f"  {'runs':<8}{', '.join(node.running)}: see that a fix does not interrupt them"
     if report.ring:
         yield f"ring: {_summary(report.ring, ())}"
-        yield from _findings(report.ring)
+        yield from _findings(report.ring, "")
     for failure in failures:
         yield f"{failure.partition(':')[0]}: not looked at"
         yield f"  {failure}"
@@ -55,15 +55,15 @@ def _counts(found: Iterable[Finding]) -> str:
     return ", ".join(f"{kinds.count(kind)} {kind}(s)" for kind in _ORDER if kind in kinds)
 
 
-def _findings(found: Sequence[Finding]) -> Iterator[str]:
-    """Errors first. Findings that differ in their place only are one."""
+def _findings(found: Sequence[Finding], host: str) -> Iterator[str]:
+    """Errors first. Findings that differ in their place only are one. ``host`` stands above them and is not repeated."""
     groups: dict[tuple[str, str, str, str], list[Finding]] = defaultdict(list)
     for item in sorted(found, key=lambda item: _ORDER.index(item.severity)):
         groups[item.code, item.seen, item.expected, item.severity].append(item)
     for group in groups.values():
         first = group[0]
-        where = ", ".join(dict.fromkeys(item.where for item in group))
-        yield f"  {first.severity:<8}{first.code}: {where}: {first.seen}; expected {first.expected}"
+        where = ", ".join(dict.fromkeys(item.where.removeprefix(host).strip() for item in group))
+        yield f"  {first.severity:<8}{first.code}: {f'{where}: ' if where else ''}{first.seen}; expected {first.expected}"
         likewise = "" if len({item.fix for item in group}) == 1 else "; the others likewise"
         yield f"  {'':<8}fix: {first.fix}{likewise}"
 

@@ -47,7 +47,7 @@ def test_findings_are_listed_by_node_with_their_fix_and_end_with_1(
     assert main(["--from", written(tmp_path / "seen.json", *nodes), "--plan", plan]) == 1
     shown = capsys.readouterr().out.splitlines()
     assert shown[:2] == ["s1: fine", "s2: 4 error(s)"]
-    assert shown[2].startswith("  error   mtu-small: s2 enp1s0f0np0 (plane 0, port 0), s2 enp1s0f1np1")  # four in one
+    assert shown[2].startswith("  error   mtu-small: enp1s0f0np0 (plane 0, port 0), enp1s0f1np1")  # four in one
     assert shown[3].startswith("          fix: 'ip link set dev enp1s0f0np0 mtu 9000'")
     assert "  runs    sglang (pid 4711): see that a fix does not interrupt them" in shown
     assert "s3: 1 warning(s)" in shown
