@@ -56,14 +56,15 @@ def _counts(found: Iterable[Finding]) -> str:
 
 
 def _findings(found: Sequence[Finding], host: str) -> Iterator[str]:
-    """Errors first. Findings that differ in their place only are one. ``host`` stands above them and is not repeated."""
+    """Errors first. Findings that differ in their place only are one. ``host`` stands above them already."""
     groups: dict[tuple[str, str, str, str], list[Finding]] = defaultdict(list)
     for item in sorted(found, key=lambda item: _ORDER.index(item.severity)):
         groups[item.code, item.seen, item.expected, item.severity].append(item)
     for group in groups.values():
         first = group[0]
         where = ", ".join(dict.fromkeys(item.where.removeprefix(host).strip() for item in group))
-        yield f"  {first.severity:<8}{first.code}: {f'{where}: ' if where else ''}{first.seen}; expected {first.expected}"
+        place = f"{where}: " if where else ""
+        yield f"  {first.severity:<8}{first.code}: {place}{first.seen}; expected {first.expected}"
         likewise = "" if len({item.fix for item in group}) == 1 else "; the others likewise"
         yield f"  {'':<8}fix: {first.fix}{likewise}"
 
