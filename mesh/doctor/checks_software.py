@@ -70,6 +70,8 @@ def _interfaces(view: View, process: Process) -> Found:
 
 
 def _devices(view: View, process: Process) -> Found:
+    """A device of the plan that is gone or down has a finding of its own; here it is the list that is wrong."""
+    planned = {hca.rdma for hca in view.part.hcas} if view.part else set()
     for name, named in _each(process, _DEVICES):
         wanted = named.lstrip("=").partition(":")[0]
         exact = named.startswith("=") or process.environment[name].startswith("=") or name != "NCCL_IB_HCA"
@@ -79,13 +81,13 @@ def _devices(view: View, process: Process) -> Found:
         where = f"{process}: {name}"
         if name == "UCX_NET_DEVICES" and wanted in (*view.node.netdevs, "all"):
             continue  # UCX takes RDMA devices and interfaces in one list
-        if not chosen:
+        if not chosen and wanted not in planned:
             have = ", ".join(item.rdma for item in view.node.functions) or "none"
             fix = f"set {name} as the plan's environment lines do"
             yield view.find("env-hca", where, f"this node has no RDMA device {wanted}", f"one of {have}", fix)
         for item in chosen if exact else ():
-            if not item.ipv4 or not item.link_up:
-                seen = f"{item.rdma} has {'no link' if item.ipv4 else 'no address: no cable is planned there'}"
+            if item not in view.functions:
+                seen = f"{item.rdma} has no address, so no cable is meant to be there"
                 fix = f"take it out of {name}, or cable and address it; engines fall back to slow paths in silence"
                 yield view.find("env-hca", where, seen, "devices that are cabled and up", fix)
 

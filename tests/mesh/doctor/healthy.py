@@ -10,7 +10,7 @@ from mesh.functions import ROCE_V2
 from mesh.loading import load_facts
 from mesh.model import Hca, NodePlan, Plan, RelayRule
 from mesh.planner import make_plan
-from mesh.things import in_hardware
+from mesh.text import variables
 from tests.mesh.rings import SAMPLE
 
 Json = dict[str, Any]
@@ -19,9 +19,9 @@ MANAGEMENT = "enP7s7"
 PLAN: Plan = make_plan(load_facts(SAMPLE))[0]
 
 
-def healthy(rank: int = 0) -> Json:
+def healthy(rank: int = 0, plan: Plan = PLAN) -> Json:
     """What `look` prints on that rank's node."""
-    part = PLAN.nodes[rank]
+    part = plan.nodes[rank]
     return {
         "schema": "roce-ring/evidence/v1",
         "host": part.host,
@@ -29,7 +29,7 @@ def healthy(rank: int = 0) -> Json:
         "functions": [_function(hca) for hca in part.hcas],
         "problems": [],
         "iproute": {"address": _address(part), "qdisc": _qdisc(part), "filters": _filters(part)},
-        "far_macs": {hca.netdev: [_far(part.rank, hca).mac] for hca in part.hcas},
+        "far_macs": {hca.netdev: [_far(plan, part.rank, hca).mac] for hca in part.hcas},
         "silent": {},
         "netdevs": [MANAGEMENT, *(hca.netdev for hca in part.hcas), "lo", "wlP9s9"],
         "wifi": [{"netdev": "wlP9s9", "power_save": True}],  # it has no address: nobody uses it
@@ -44,13 +44,17 @@ def healthy(rank: int = 0) -> Json:
         "nccl_files": [],
         "processes": [
             {"pid": None, "what": "this login", "environment": {}, "memlock": None, "libraries": {}, "plan_hash": None},
-            engine({"NCCL_ALGO": "Ring", "NCCL_SOCKET_IFNAME": MANAGEMENT, "SGLANG_HOST_IP": f"192.168.77.{rank + 1}"}),
+            engine({**_told(rank), **variables(plan, "nccl", rank)}, plan_hash=plan.hash),
         ],
         "markers": {item.rdma: [_mark(mark) for mark in item.marks] for item in part.markers},
-        "agent_plan": PLAN.hash,
+        "agent_plan": plan.hash,
         "forwarded_growth": 0,
         "unknown": {},
     }
+
+
+def _told(rank: int) -> dict[str, str]:
+    return {"NCCL_SOCKET_IFNAME": MANAGEMENT, "SGLANG_HOST_IP": f"192.168.77.{rank + 1}"}
 
 
 def engine(environment: dict[str, str], **facts: Any) -> Json:
@@ -101,11 +105,11 @@ def _function(hca: Hca) -> Json:
     }
 
 
-def _far(rank: int, hca: Hca) -> Hca:
-    for cable in PLAN.cables:
+def _far(plan: Plan, rank: int, hca: Hca) -> Hca:
+    for cable in plan.cables:
         for near, far in (cable.ends, cable.ends[::-1]):
             if (near.rank, near.port) == (rank, hca.port):
-                there = PLAN.nodes[far.rank].hcas
+                there = plan.nodes[far.rank].hcas
                 return next(item for item in there if (item.plane, item.port) == (hca.plane, far.port))
     raise AssertionError(f"no cable at {hca.netdev} of rank {rank}")
 
@@ -166,12 +170,10 @@ def _rule(rule: RelayRule) -> Json:
         {"kind": "pedit", "keys": [head, tail]},
         {"kind": "mirred", "mirred_action": "redirect", "direction": "egress", "to_dev": rule.output},
     ]
-    options = {"handle": rule.handle, "keys": keys, "skip_sw": True, "in_hw": True, "actions": actions}
+    given = {name: value for name, value in keys.items() if value is not None}
+    options = {"handle": rule.handle, "keys": given, "skip_sw": True, "in_hw": True, "actions": actions}
     return {"protocol": f"[{rule.ethertype}]", "pref": rule.preference, "kind": "flower", "options": options}
 
 
 def _mark(mark: Any) -> Json:
     return {"destination": mark.destination, "udp_source_port": mark.udp_source_port, "ethertype": mark.ethertype}
-
-
-assert len(in_hardware(PLAN.nodes[0])) > 8  # the plan is one that forwards

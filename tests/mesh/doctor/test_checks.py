@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from mesh.doctor.checks import CHECKS, RING_CHECKS, check_all, check_node
+from mesh.loading import load_facts
+from mesh.planner import make_plan
 from tests.mesh.doctor.healthy import MANAGEMENT, PLAN, Json, engine, evidence, healthy
+from tests.mesh.rings import EXAMPLES
 
 Spoil = Callable[[Json], Any]  # changes a node's evidence in place
 
@@ -313,6 +316,17 @@ def test_a_healthy_ring_is_fine() -> None:
     report = check_all([evidence(healthy(rank)) for rank in range(4)], PLAN)
     assert report.ring == ()
     assert [(item.findings, item.unknown) for item in report.nodes] == [((), ())] * 4
+
+
+@pytest.mark.parametrize("example", sorted(path.stem for path in EXAMPLES.glob("*.yaml")))
+def test_every_geometry_is_fine_when_it_is_healthy(example: str) -> None:
+    """Pairs to eight nodes, flipped cages, chains: with the plan given, and with the one that follows."""
+    plan = make_plan(load_facts(EXAMPLES / f"{example}.yaml"))[0]
+    nodes = [evidence(healthy(rank, plan)) for rank in range(len(plan.hosts))]
+    for given in (plan, None):
+        report = check_all(nodes, given)
+        assert {item.code for item in report.ring} <= {"open-chain"}  # a chain that nobody planned may be an accident
+        assert [item for node in report.nodes for item in (*node.findings, *node.unknown)] == []
 
 
 @pytest.mark.parametrize("name", CASES)
