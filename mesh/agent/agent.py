@@ -43,7 +43,8 @@ class Agent:
         sysfs: Path = SYSFS,
         version: str = "",
     ) -> None:
-        self._directory, self._named, self._sysfs, self._version = directory, dataplane, sysfs, version
+        self._directory, self._named, self._version = directory, dataplane, version
+        self._run, self._sysfs = run, sysfs
         self._state, self._booted = load(directory)
         self._keep()
         self._maker = Maker(self._state, self._keep, run)
@@ -64,7 +65,7 @@ class Agent:
     def validate(self, document: str, host: str) -> tuple[Plan, list[Finding], list[Step]]:
         """The plan, what speaks against it here, and the commands that a commit would run. Changes nothing."""
         plan, node = self._read(document, host)
-        plane = choose(self._named, node, self._sysfs)
+        plane = choose(self._named, node, self._run, self._sysfs)
         now = _look(plane, node)
         found = list(problems(plan, node, now, plane, self._sysfs))
         steps = [step for thing in _absent(plane, node, now) for step in thing.make()]
@@ -99,7 +100,7 @@ class Agent:
             if self._plan is not None and self._plan.hash != plan.hash:
                 raise Refused([self._conflict(plan)])
             fresh = self._plan is None
-            plane = choose(self._named, node, self._sysfs)
+            plane = choose(self._named, node, self._run, self._sysfs)
             self._check(plan, node, plane, force)
             if self._state.staged:
                 self._state.plan, self._state.host = self._state.staged, self._state.staged_host
@@ -182,7 +183,7 @@ class Agent:
     def _resume(self) -> None:
         """After a start: the plan of before, and what was under way then."""
         plan, node = self._read(self._state.plan, self._state.host)
-        plane = choose(self._named, node, self._sysfs)
+        plane = choose(self._named, node, self._run, self._sysfs)
         self._hold(plan, node, plane)
         if self._state.phase != "applying":
             return

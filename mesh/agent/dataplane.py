@@ -108,7 +108,7 @@ class Cx7:
             raise OSError(str(failed)) from None  # what the inventory takes note of
 
 
-def choose(name: str, node: NodePlan, sysfs: Path = SYSFS) -> Dataplane:
+def choose(name: str, node: NodePlan, run: Run = run_command, sysfs: Path = SYSFS) -> Dataplane:
     """``auto`` goes by the driver behind the plan's devices. Raises Refused where that gives no answer."""
     if name == "auto":
         kinds = {hca.rdma: _kind(hca, sysfs) for hca in node.hcas}
@@ -119,7 +119,7 @@ def choose(name: str, node: NodePlan, sysfs: Path = SYSFS) -> Dataplane:
             expected = "all driven by mlx5_core, or all Soft-RoCE"
             raise Refused([finding("device-missing", f"{node.host}: RDMA devices", seen, expected, fix)])
         name = found.pop()
-    return Soft() if name == "soft" else Cx7()
+    return Soft(run) if name == "soft" else Cx7(run, sysfs)
 
 
 def _kind(hca: Hca, sysfs: Path) -> str:
