@@ -45,11 +45,11 @@ class Agent:
     ) -> None:
         self._directory, self._named, self._version = directory, dataplane, version
         self._run, self._sysfs = run, sysfs
-        self._state, self._booted = load(directory)
+        self._state, booted = load(directory)
         self._keep()
         self._maker = Maker(self._state, self._keep, run)
         self._work, self._view = threading.RLock(), threading.Condition()
-        self.leases = Leases(directory, self._booted)
+        self.leases = Leases(directory, booted)
         self._events: deque[AgentEvent] = deque(maxlen=EVENTS)
         self._last_event = 0
         self._plan: Plan | None = None
@@ -232,7 +232,7 @@ class Agent:
                 left = self._remove(set(self._state.owned) - before)
             fix = "mend that, then 'roce-ring up' again"
             raise Refused([finding("object-failed", node.host, str(failed), "success", fix), *left]) from None
-        self._state.phase, self._booted = "active", False
+        self._state.phase, self._state.booted = "active", False
         self._keep()
         fix = "see 'devlink dev param show' and the kernel's log; 'roce-ring up' tries once more"
         self._hold_back(
@@ -262,7 +262,7 @@ class Agent:
     def _mend(self) -> None:
         """Makes again what is gone, as far as that interrupts nobody; after a boot, everything."""
         plan, node, plane = self._holding()
-        if self._booted:
+        if self._state.booted:
             self._check(plan, node, plane, force=False)
             self._apply(take_back=False)
             return

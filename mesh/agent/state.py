@@ -28,6 +28,7 @@ class State(msgspec.Struct, forbid_unknown_fields=True):
     plan: str = ""  # the whole document
     staged: str = ""
     staged_host: str = ""
+    booted: bool = False  # the machine was booted, and the plan is not made again yet
     owned: dict[str, dict[str, int | bool]] = {}
     queues_tried: dict[str, str] = {}  # PCI address -> why its hairpin queue did not take its size; not tried again
 
@@ -62,7 +63,7 @@ def load(directory: Path) -> tuple[State, bool]:
     now = boot_id()
     rebooted = state.boot_id != now
     if rebooted:
-        state.boot_id, state.owned = now, {}
+        state.boot_id, state.owned, state.booted = now, {}, state.phase == "active"
         if state.phase == "removing":
             state.phase, state.plan, state.host = "idle", "", ""
     return state, rebooted
