@@ -25,7 +25,7 @@ from .leases import Leases
 from .making import Maker
 from .model import AgentEvent, Holder, NodeStatus, ThingStatus
 from .sensors import error_counters, forwarded_datagrams, missing_gids
-from .state import load, save
+from .state import FILE, StateError, load, save
 
 log = logging.getLogger(__name__)
 EVENTS = 256  # kept for those who come late
@@ -52,13 +52,13 @@ class Agent:
         self.leases = Leases(directory, booted)
         self._events: deque[AgentEvent] = deque(maxlen=EVENTS)
         self._last_event = 0
-        self._plan: Plan | None = None
-        self._node: NodePlan | None = None
+        self._plan, self._node = self._remembered()
         self._plane: Dataplane | None = None
         self._held_back: list[Finding] = []  # findings that stay until the next commit or teardown
         self._counters: dict[str, int] = {}
         self._risen: dict[str, tuple[float, int]] = {}
         self._status = NodeStatus(version, self._state.host, -1, self._state.phase, "", "", "", 0.0, 0)
+        self._publish()
 
     # what callers ask for
 
@@ -80,7 +80,7 @@ class Agent:
             raise_errors(found)
             self._state.staged, self._state.staged_host = document, host
             self._keep()
-        self._publish()
+        self._look_again()
         return plan
 
     def commit(self, plan_hash: str, force: bool = False) -> None:
@@ -99,7 +99,7 @@ class Agent:
                 raise Refused([self._not_staged(plan_hash, f"plan {plan.hash[:12]}")])
             if self._plan is not None and self._plan.hash != plan.hash:
                 raise Refused([self._conflict(plan)])
-            fresh = self._plan is None
+            fresh = self._state.phase != "active"
             plane = choose(self._named, node, self._run, self._sysfs)
             self._check(plan, node, plane, force)
             if self._state.staged:
@@ -114,15 +114,14 @@ class Agent:
     def teardown(self, force: bool = False) -> list[Finding]:
         """Takes back everything that is ours. What could not be is returned, and tried again until it is gone."""
         with self._work:
+            if self._node is not None:
+                if (held := self.leases.all()) and not force:
+                    raise Refused([_lease_held(self._node, held, "'roce-ring down' would cut it off")])
+                self._find_plane()
+                self._state.phase = "removing"
             self._state.staged = self._state.staged_host = ""
             self._keep()
-            if self._node is None:
-                return []
-            if (held := self.leases.all()) and not force:
-                raise Refused([_lease_held(self._node, held, "'roce-ring down' would cut it off")])
-            self._state.phase = "removing"
-            self._keep()
-            left = self._remove()
+            left = self._remove() if self._node is not None else []
         self._look_again()
         return left
 
@@ -158,9 +157,11 @@ class Agent:
         """One round of the watch: finish what a crash interrupted, else look, and make again what is gone."""
         with self._work:
             try:
-                if self._node is None and self._state.plan:
-                    self._resume()
-                if self._state.phase == "removing":
+                if self._node is not None:
+                    self._find_plane()
+                if self._state.phase == "applying":
+                    self._finish()
+                elif self._state.phase == "removing":
                     self._remove()
                 elif self._state.phase == "active":
                     self._mend()
@@ -180,13 +181,27 @@ class Agent:
     def _tell(self, item: Finding) -> None:
         self.tell(item.severity, str(item).removeprefix(f"{item.severity} "))
 
-    def _resume(self) -> None:
-        """After a start: the plan of before, and what was under way then."""
-        plan, node = self._read(self._state.plan, self._state.host)
-        plane = choose(self._named, node, self._run, self._sysfs)
-        self._hold(plan, node, plane)
-        if self._state.phase != "applying":
-            return
+    def _remembered(self) -> tuple[Plan | None, NodePlan | None]:
+        """The plan of before, known before anybody can ask. Raises StateError."""
+        if not self._state.plan:
+            return None, None
+        try:
+            return self._read(self._state.plan, self._state.host)
+        except Refused as refused:
+            why = "; ".join(item.problem for item in refused.findings)
+            raise StateError(
+                f"state file {self._directory / FILE} holds a plan that this version cannot read ({why}): take it back "
+                "with the version that wrote it, or remove the file and let 'roce-ring up' adopt what stands"
+            ) from None
+
+    def _find_plane(self) -> None:
+        """Raises Refused as long as the devices of the plan are not there."""
+        if self._plane is None and self._node is not None:
+            self._plane = choose(self._named, self._node, self._run, self._sysfs)
+
+    def _finish(self) -> None:
+        """An apply that ended in the middle: all of it, or nothing."""
+        plan, node, plane = self._holding()
         self.tell("warning", "an apply was interrupted; finishing it")
         try:
             self._check(plan, node, plane, force=False)
