@@ -9,19 +9,30 @@ from tests.softroce.guest import Job
 from tests.softroce.ring import MANAGEMENT, MANAGEMENT_UP, NO_FAULT, Node
 
 
+def unplug(node: Node, hca: Hca) -> None:
+    """Pull the cable out of a port: no carrier at both ends. Routes and neighbours stay, queue pairs retry."""
+    node.run(f"ip link set {hca.netdev} carrier off").check()
+
+
+def plug(node: Node, hca: Hca) -> None:
+    """The cable is back."""
+    node.run(f"ip link set {hca.netdev} carrier on").check()
+
+
+def unplug_for(node: Node, hca: Hca, seconds: float) -> Job:
+    """Both in one, in the background; wait() for the job to be sure that the cable is back."""
+    change = f"ip link set {hca.netdev} carrier"
+    return node.spawn(f"{change} off; sleep {seconds:g}; {change} on", seconds + 10)
+
+
 def link_down(node: Node, hca: Hca) -> None:
-    """Take this end of a cable down; the far end loses its carrier. Planned routes and neighbours of the port go."""
+    """An administrator's 'down' at this end; the far end loses its carrier. Planned routes and neighbours go."""
     node.run(f"ip link set {hca.netdev} down").check()
 
 
 def link_up(node: Node, hca: Hca) -> None:
     """The link comes back with its address; planned routes and neighbours do not, as on a real host."""
     node.run(f"ip link set {hca.netdev} up").check()
-
-
-def link_down_for(node: Node, hca: Hca, seconds: float) -> Job:
-    """Both in one, in the background: down now, up after that time; wait() for the job to be sure of either."""
-    return node.spawn(f"ip link set {hca.netdev} down; sleep {seconds:g}; ip link set {hca.netdev} up", seconds + 10)
 
 
 def impair(node: Node, hca: Hca, how: str) -> None:

@@ -29,16 +29,41 @@ SUITE = "trixie-backports"
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 TOOLS = tuple({"gcc": "gcc", "make": "make", "flex": "flex", "bison": "bison", "bc": "bc", "xz": "xz-utils"}.items())
 NEEDED_BYTES = 4 << 30  # 1.8 GB of sources and 0.6 GB of objects, with room
-# (file, what is there, what is wanted). User-mode Linux ticks 100 times a second, which is too coarse for polling ranks
-# on one core; and an RDMA device belongs into its netdev's name space, where mlx5 puts it too.
-EDITS = (
+VETH_CARRIER = """\
+static int veth_change_carrier(struct net_device *dev, bool on)
+{
+	struct net_device *ends[] = { dev, rtnl_dereference(((struct veth_priv *)netdev_priv(dev))->peer) };
+
+	for (int i = 0; i < 2; i++)
+		if (ends[i])
+			(on ? netif_carrier_on : netif_carrier_off)(ends[i]);
+	return 0;
+}
+
+"""
+EDITS = (  # (file, what is there, what is wanted)
+    # 100 ticks a second are too coarse for polling ranks on one core
     ("arch/um/Kconfig", r"(?m)(^config HZ\n(?:\t.*\n)*?\tdefault )100$", r"\g<1>1000"),
+    # an RDMA device belongs into its netdev's name space, where mlx5 puts it too
     (
         "drivers/infiniband/sw/rxe/rxe_net.c",
         r"ib_alloc_device\(rxe_dev, ib_dev\)",
         "ib_alloc_device_with_net(rxe_dev, ib_dev, dev_net(ndev))",
     ),
+    # a frame that the sender's own queue dropped is lost like any other; without this the queue pair breaks
+    (
+        "drivers/infiniband/sw/rxe/rxe_net.c",
+        r"(err = ip6_local_out\(.*\n\n\treturn )err;",
+        r"\g<1>err > 0 ? 0 : err;",
+    ),
+    # a cable can be pulled: `ip link set DEV carrier off` at one end, and both ends notice
+    ("drivers/net/veth.c", r"(?=static const struct net_device_ops veth_netdev_ops)", VETH_CARRIER),
+    ("drivers/net/veth.c", r"(veth_netdev_ops = \{\n)", r"\g<1>\t.ndo_change_carrier = veth_change_carrier,\n"),
+    # Soft-RoCE needs no PCI bus; what it asks for one is not worth building
+    ("drivers/infiniband/Kconfig", r"\tdepends on HAS_IOMEM && HAS_DMA\n", ""),
+    ("drivers/infiniband/sw/rxe/Kconfig", r"INET && PCI && ", "INET && "),
 )
+FLAGS = "-O1"  # for the compiler: headers cost it most of the time, then optimising
 
 
 class KernelError(Exception):
@@ -69,7 +94,7 @@ def obstacles() -> list[str]:
 
 
 def build() -> Path:
-    """Fetch, edit, configure, compile: 11 minutes of processor time. Raises KernelError."""
+    """Fetch, edit, configure, compile: about 9 minutes of processor time. Raises KernelError."""
     _can_build()
     with (_cache() / "building").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -111,7 +136,7 @@ def _cache() -> Path:
 
 
 def _recipe() -> str:
-    return hashlib.sha256(CONFIG.read_bytes() + repr(EDITS).encode()).hexdigest()[:12]
+    return hashlib.sha256(CONFIG.read_bytes() + repr((EDITS, FLAGS)).encode()).hexdigest()[:12]
 
 
 def _version(name: str) -> list[int]:
@@ -195,7 +220,7 @@ def _compile(tree: Path) -> None:
     if lost := [line for line in wanted if line not in got]:
         raise KernelError(f"this kernel does not take {', '.join(lost)}; adapt {CONFIG.name}")
     _say("compiling")
-    _call("the kernel does not compile", [*make, "vmlinux"], cwd=tree)
+    _call("the kernel does not compile", [*make, f"KCFLAGS={FLAGS}", "vmlinux"], cwd=tree)
 
 
 def _call(failure: str, command: Sequence[str], *, cwd: Path | None = None, env: dict[str, str] | None = None) -> str:

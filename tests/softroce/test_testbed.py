@@ -6,16 +6,16 @@ import contextlib
 import re
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from mesh.model import Hca
-from tests.softroce import byhand, faults
+from tests.softroce import byhand, faults, trial
 from tests.softroce.guest import GuestError
 from tests.softroce.ring import Node, Ring, plan_of
-from tests.softroce.run_trial import build
-from tests.softroce.traffic import End, pingpong, write
+from tests.softroce.traffic import End, pingpong, start, write
 
 
 def cable(ring: Ring, number: int = 0, plane: int = 0) -> tuple[End, End]:
@@ -43,9 +43,13 @@ def state(end: End) -> str:
 
 
 def until_state(end: End, wanted: str) -> None:
+    until(lambda: state(end) == wanted, f"the port of {end[0].name} {end[1].rdma} is not {wanted}")
+
+
+def until(what: Callable[[], bool], otherwise: str) -> None:
     deadline = time.monotonic() + 5
-    while state(end) != wanted:
-        assert time.monotonic() < deadline, f"the port of {end[0].name} {end[1].rdma} is {state(end)}, not {wanted}"
+    while not what():
+        assert time.monotonic() < deadline, otherwise
         time.sleep(0.05)
 
 
@@ -167,6 +171,26 @@ def test_a_link_goes_down_at_both_ends_and_comes_back(ring: Ring) -> None:
     write(a, b).check()
 
 
+def test_a_pulled_cable_stops_traffic_until_it_is_back(ring: Ring) -> None:
+    """Both ports go down, nothing else: what is under way is late, and not lost."""
+    a, b = cable(ring)
+    routes = ring.nodes[0].run("ip route | sed 's/ linkdown//'").check()
+    job = start("ibv_rc_pingpong -e -m 4096", "-g", a, b, "-n 2000000 -s 4096", 30)
+    sent = a[0].counters(a[1].rdma)["sent_pkts"]
+    until(lambda: a[0].counters(a[1].rdma)["sent_pkts"] > sent + 100, "no traffic")
+    gap = faults.unplug_for(*a, seconds=1)
+    until_state(a, "DOWN")
+    until_state(b, "DOWN")
+    assert ring.nodes[0].run("ip route | sed 's/ linkdown//'").check() == routes
+    gap.wait().check()
+    until_state(a, "ACTIVE")
+    until_state(b, "ACTIVE")
+    sent = a[0].counters(a[1].rdma)["sent_pkts"]
+    until(lambda: a[0].counters(a[1].rdma)["sent_pkts"] > sent + 100, "the traffic does not go on")
+    assert not job.ended()
+    job.signal("KILL")
+
+
 def test_a_flap_moves_the_gid(ring: Ring) -> None:
     a, b = cable(ring, 1)
     before = a[0].gid_index(a[1])
@@ -182,18 +206,7 @@ def test_opposite_nodes_reach_each_other_through_the_planned_rules(ring: Ring) -
     before = ring.all(forwarded)
     for node in ring.nodes:
         byhand.apply(node)
-    trial = f"{build()} --world 4 --ops 30 --rounds 0 --dir /tmp/trial"
-    ring.guest.run("mkdir /tmp/trial").check()
-    jobs = []
-    for node in ring.nodes:
-        names = ",".join(hca.rdma for hca in node.plan.hcas)
-        ways = ",".join(
-            f"{peer}=" + "/".join(str(a[1].index) for a, _ in ends(ring, node.plan.rank, peer))
-            for peer in range(4)
-            if peer != node.plan.rank
-        )
-        jobs.append(node.spawn(f"{trial} --rank {node.plan.rank} --hca {names} --map '{ways}'", 30))
-    for job in jobs:
+    for job in trial.start(ring, "--ops 30 --rounds 0"):
         job.wait().check()
     for node in ring.nodes:
         assert node.plan.rules

@@ -1,5 +1,5 @@
 /* One rank of a trial of a provider, without kernels: this program is its own kernel. It publishes commands, waits for
- * flags in its region and checks every byte that came. Build and run: run_trial.py; `--provider shm` runs it on a
+ * flags in its region and checks every byte that came. Build and run: trial.py; `--provider shm` runs it on a
  * machine without RDMA.
  *
  * Three shapes of operation, sizes from 0 to the capacity, ragged: broadcast, scatter, and a put to the next rank
