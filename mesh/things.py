@@ -140,6 +140,10 @@ class Queue(Thing, frozen=True):
         yield msgspec.structs.replace(reload, timeout_s=60)
         why = f"wait up to 60 s until {self.hca.netdev} is back; the reload took its MTU and address with it"
         yield Step((), why, netdev=self.hca.netdev, timeout_s=60)
+        yield from self.restore()
+
+    def restore(self) -> Iterator[Step]:
+        """What a reload takes away."""
         yield from LinkUp(self.hca).make()
         yield step(f"ip address replace {self.hca.address} dev {self.hca.netdev}", "the address the reload removed")
 

@@ -19,7 +19,7 @@ from ..finding import Finding, Refused, finding, raise_errors
 from ..loading import plan_from_json
 from ..model import NodePlan, Plan
 from ..snapshot import CommandFailed, Run, Snapshot, run_command
-from ..things import LinkUp, Queue, Sight, Step, Thing
+from ..things import LinkUp, MarkerProgram, Queue, Sight, Step, Thing
 from .dataplane import SYSFS, Dataplane, choose, differs, problems
 from .leases import Leases
 from .making import Maker
@@ -30,6 +30,7 @@ from .state import FILE, StateError, load, save
 log = logging.getLogger(__name__)
 EVENTS = 256  # kept for those who come late
 RISE_SHOWN_S = 60.0  # how long a rise of an error counter stays a finding
+_MEND_THAT = "mend that, then 'roce-ring up' again"
 
 
 class Agent:
@@ -46,7 +47,7 @@ class Agent:
         self._directory, self._named, self._version = directory, dataplane, version
         self._run, self._sysfs = run, sysfs
         self._state, booted = load(directory)
-        self._keep()
+        save(directory, self._state)
         self._maker = Maker(self._state, self._keep, run)
         self._work, self._view = threading.RLock(), threading.Condition()
         self.leases = Leases(directory, booted)
@@ -107,9 +108,12 @@ class Agent:
                 self._state.staged = self._state.staged_host = ""
             self._state.queues_tried = {}
             self._state.phase = "applying" if fresh else "active"
-            self._hold(plan, node, plane)
-            self._apply(take_back=fresh)
-        self._look_again()
+            self._plan, self._node, self._plane = plan, node, plane
+            self._publish()
+            try:
+                self._apply(take_back=fresh)
+            finally:
+                self._look_again()
 
     def teardown(self, force: bool = False) -> list[Finding]:
         """Takes back everything that is ours. What could not be is returned, and tried again until it is gone."""
@@ -211,8 +215,7 @@ class Agent:
                 self._state.phase = "removing"
                 self._remove()
             why = "; ".join(item.problem for item in refused.findings)
-            fix = "mend that, then 'roce-ring up' again"
-            self._hold_back([finding("apply-interrupted", node.host, why, "a finished apply", fix)])
+            self._hold_back([finding("apply-interrupted", node.host, why, "a finished apply", _MEND_THAT)])
 
     def _check(self, plan: Plan, node: NodePlan, plane: Dataplane, force: bool) -> None:
         """Raises Refused where the plan cannot stand, or making it would cut off a running session."""
@@ -224,54 +227,79 @@ class Agent:
         raise_errors(found)
 
     def _apply(self, take_back: bool) -> None:
-        """Makes what is absent. Where that fails, ``take_back`` undoes it all. Raises Refused."""
+        """Makes what is absent, and sees that it stands. Raises Refused where not; ``take_back`` then undoes all."""
         plan, node, plane = self._holding()
-        before = set(self._state.owned)
         try:
+            self._keep()
             now = plane.look(node, thorough=True)
-            tried = self._state.queues_tried
-            wanted = [x for x in _absent(plane, node, now) if not (isinstance(x, Queue) and x.hca.pci in tried)]
-            self._maker.make(wanted, now, remember=True)
-            now = plane.look(node, thorough=True)
-            wrong = [
-                f"{thing.key} is {sight.seen or 'not there'}"
-                for thing, sight in _sights(plane, node, now)
-                if sight.state != "same" and not (isinstance(thing, Queue) and thing.hca.pci in tried)
-            ]
-            if wrong:
-                raise CommandFailed("after all commands worked, " + "; ".join(wrong))
+            early = [thing for thing in self._wanted(node, plane, now) if isinstance(thing, LinkUp | Queue)]
+            if any(isinstance(thing, Queue) for thing in early):
+                self._stop_markers(early, now)
+                self._maker.make(early, now, remember=True)
+                now = plane.look(node, thorough=True)  # a reload takes with it what stood on its function
+            self._maker.make(self._wanted(node, plane, now), now, remember=True)
+            wrong = list(self._amiss(node, plane))
+            if not wrong:
+                self._state.phase, self._state.booted = "active", False
+                self._keep()
         except CommandFailed as failed:
+            wrong = [finding("object-failed", node.host, str(failed), "success", _MEND_THAT)]
+        except Refused as refused:
+            wrong = list(refused.findings)
+        if wrong:
             left = []
             if take_back:
                 self._state.phase = "removing"
-                left = self._remove(set(self._state.owned) - before)
-            fix = "mend that, then 'roce-ring up' again"
-            raise Refused([finding("object-failed", node.host, str(failed), "success", fix), *left]) from None
-        self._state.phase, self._state.booted = "active", False
-        self._keep()
-        fix = "see 'devlink dev param show' and the kernel's log; 'roce-ring up' tries once more"
-        self._hold_back(
-            [
-                finding("hairpin-failed", f"{node.host} {pci}", why, "the planned size", fix)
-                for pci, why in tried.items()
-            ]
-        )
+                left = self._remove()
+            raise Refused([*wrong, *left])
+        self._hold_back([])
         self.tell("note", f"plan {plan.hash[:12]} stands on {node.host}")
 
-    def _remove(self, keys: Iterable[str] | None = None) -> list[Finding]:
-        """Takes back ``keys`` (all that is ours), and forgets the plan once nothing is left."""
+    def _amiss(self, node: NodePlan, plane: Dataplane) -> Iterator[Finding]:
+        """What does not stand although all commands worked."""
+        for thing, sight in _sights(plane, node, plane.look(node, thorough=True)):
+            if sight.state == "other":
+                yield differs(node, thing, sight)
+            elif sight.state == "absent" and not self._gave_up(thing):
+                where, seen = f"{node.host}: {thing.key}", "not there, though its commands worked"
+                yield finding("object-failed", where, seen, "as planned", _MEND_THAT)
+
+    def _wanted(self, node: NodePlan, plane: Dataplane, now: Snapshot) -> list[Thing]:
+        return [thing for thing in _absent(plane, node, now) if not self._gave_up(thing)]
+
+    def _gave_up(self, thing: Thing) -> bool:
+        return isinstance(thing, Queue) and thing.hca.pci in self._state.queues_tried
+
+    def _stop_markers(self, early: list[LinkUp | Queue], now: Snapshot) -> None:
+        """Ours on functions that are about to be reloaded: a reload needs them idle, and takes the marks anyway."""
+        _, node, plane = self._holding()
+        devices = {thing.hca.rdma for thing in early if isinstance(thing, Queue)}
+        for thing in plane.things(node):
+            if isinstance(thing, MarkerProgram) and thing.marker.rdma in devices and thing.key in self._state.owned:
+                self._maker.unmake(thing, now)
+
+    def _failed_queues(self, node: NodePlan) -> Iterator[Finding]:
+        fix = "see 'devlink dev param show' and the kernel's log; 'roce-ring up' tries once more"
+        for pci, why in self._state.queues_tried.items():
+            yield finding("hairpin-failed", f"{node.host} {pci}", why, "the planned size", fix)
+
+    def _remove(self) -> list[Finding]:
+        """Takes back all that is ours, and forgets the plan once nothing is left."""
         _, node, plane = self._holding()
         try:
-            left = self._maker.take_back(node, plane, set(self._state.owned if keys is None else keys))
+            left = self._maker.take_back(node, plane, set(self._state.owned))
+            if not left:
+                self._state.phase, self._state.plan, self._state.host, self._state.owned = "idle", "", "", {}
+                self._state.queues_tried = {}
+                self._plan = self._node = self._plane = None
+                self._counters, self._risen = {}, {}
+                self.tell("note", f"the plan was taken back from {node.host}")
+            self._keep()
         except CommandFailed as failed:
             left = [finding("object-failed", node.host, str(failed), "gone", "the agent tries again by itself")]
+        except Refused as refused:  # what the file names beyond what there is does no harm
+            left = list(refused.findings)
         self._hold_back(left)
-        if not left:
-            self._state.phase, self._state.plan, self._state.host, self._state.owned = "idle", "", "", {}
-            self._plan = self._node = self._plane = None
-            self._counters, self._risen = {}, {}
-            self.tell("note", f"the plan was taken back from {node.host}")
-        self._keep()
         return left
 
     def _mend(self) -> None:
@@ -281,19 +309,20 @@ class Agent:
             self._check(plan, node, plane, force=False)
             self._apply(take_back=False)
             return
-        try:
-            now = plane.look(node)
-            up = {name for name, link in now.links.items() if link.up}
-            gone = [
-                thing
-                for thing in _absent(plane, node, now)
-                if not thing.interrupts(now) and (not thing.device or thing.device in up)
-            ]
-            if gone:
-                self._maker.make(gone, now, remember=False)
-                self.tell("warning", f"gone, and made again: {', '.join(thing.key for thing in gone)}")
-        except CommandFailed as failed:
-            self.tell("error", str(failed))
+        now = _look(plane, node, thorough=False)
+        made, failed = [], []
+        for thing in _absent(plane, node, now):
+            if thing.interrupts(now) or not _has_link(thing, now):
+                continue
+            try:  # one function's trouble keeps nothing of the others from coming back
+                self._maker.make([thing], now, remember=False)
+                made.append(thing.key)
+            except CommandFailed as error:
+                where = f"{node.host}: {thing.key}"
+                failed.append(finding("object-failed", where, str(error), "success", "the agent tries again by itself"))
+        if made:
+            self.tell("warning", f"gone, and made again: {', '.join(made)}")
+        self._hold_back(failed)
 
     # what is shown
 
@@ -304,10 +333,9 @@ class Agent:
                 self._publish()
                 return
             try:
-                now = plane.look(node, thorough)
-            except CommandFailed as failed:
-                fix = "install or repair iproute2"
-                self._publish(found=[finding("object-failed", node.host, str(failed), "an answer", fix)])
+                now = _look(plane, node, thorough)
+            except Refused as refused:
+                self._publish(found=refused.findings)
                 return
             things: list[ThingStatus] = []
             found: list[Finding] = []
@@ -315,7 +343,9 @@ class Agent:
                 packets, octets = thing.packets(now) or (-1, -1)
                 ours = thing.key in self._state.owned
                 things.append(ThingStatus(thing.key, sight.state, sight.seen, ours, packets, octets))
-                found += _about(node, thing, sight, now)
+                if not self._gave_up(thing):
+                    found += _about(node, thing, sight, now)
+            found += self._failed_queues(node)
             found += missing_gids(node, self._sysfs)
             found += self._rises(node)
             self._publish(things, found)
@@ -372,10 +402,6 @@ class Agent:
     def _staged_hash(self) -> str:
         return plan_from_json(self._state.staged, "staged plan").hash if self._state.staged else ""
 
-    def _hold(self, plan: Plan, node: NodePlan, plane: Dataplane) -> None:
-        self._plan, self._node, self._plane = plan, node, plane
-        self._keep()
-
     def _holding(self) -> tuple[Plan, NodePlan, Dataplane]:
         assert self._plan is not None and self._node is not None and self._plane is not None
         return self._plan, self._node, self._plane
@@ -396,12 +422,16 @@ class Agent:
         return finding("not-staged", "commit", f"{seen} is staged", f"plan {wanted[:12]}", "stage it first")
 
     def _keep(self) -> None:
-        save(self._directory, self._state)
+        try:
+            save(self._directory, self._state)
+        except StateError as failed:
+            fix = "make room there, or let it be written to"
+            raise Refused([finding("object-failed", self._state.host, str(failed), "a state on disk", fix)]) from None
 
 
-def _look(plane: Dataplane, node: NodePlan) -> Snapshot:
+def _look(plane: Dataplane, node: NodePlan, thorough: bool = True) -> Snapshot:
     try:
-        return plane.look(node, thorough=True)
+        return plane.look(node, thorough)
     except CommandFailed as failed:
         fix = "install or repair iproute2"
         raise Refused([finding("object-failed", node.host, str(failed), "an answer", fix)]) from None
@@ -433,8 +463,14 @@ def _about(node: NodePlan, thing: Thing, sight: Sight, now: Snapshot) -> Iterato
         elif sight.state == "absent":
             fix = "'roce-ring up' sets it while no session runs; make netplan or NetworkManager agree"
             yield finding("object-missing", where, f"MTU {link.mtu}", f"MTU {thing.hca.mtu}", fix)
-    elif sight.state == "absent" and (not thing.device or now.links[thing.device].up):
+    elif sight.state == "absent" and _has_link(thing, now):
         yield finding("object-missing", where, "not there", "as planned", "'roce-ring up' again; see the agent's log")
+
+
+def _has_link(thing: Thing, now: Snapshot) -> bool:
+    """Whether the port that it needs, if any, is there and set up: without it nothing can be made."""
+    link = now.links.get(thing.device)
+    return not thing.device or (link is not None and link.up)
 
 
 def _lease_held(node: NodePlan, held: dict[str, str], why: str) -> Finding:

@@ -37,14 +37,30 @@ class Maker:
                 self._state.owned[thing.key] = dict(thing.save(now)) if remember else {}
         self._keep()
         for thing in things:
-            try:
+            if isinstance(thing, Queue):
+                self._resize(thing)
+            else:
                 self._steps(thing.make())
-            except CommandFailed as failed:
-                if not isinstance(thing, Queue):
-                    raise
-                # the plan's size limits are those of the queue as it was: slower, and safe
-                self._state.queues_tried[thing.hca.pci] = str(failed)
-                self._keep()
+
+    def _resize(self, queue: Queue) -> None:
+        """A failure is kept, not raised: the plan's size limits are those of the queue as it was, slower and safe.
+        It is written down before, so that a reload that takes the machine down is not repeated at every boot."""
+        tried = self._state.queues_tried
+        tried[queue.hca.pci] = "the agent or the machine went down during its reload"
+        self._keep()
+        try:
+            self._steps(queue.make())
+            del tried[queue.hca.pci]
+        except CommandFailed as failed:
+            tried[queue.hca.pci] = str(failed)
+            with contextlib.suppress(CommandFailed):  # it may have taken MTU and address all the same
+                self._steps(queue.restore())
+        self._keep()
+
+    def unmake(self, thing: Thing, now: Snapshot) -> None:
+        """One thing that has to go for a moment; it stays ours. Raises CommandFailed."""
+        if thing.sight(now).state != "absent":
+            self._steps(thing.unmake(self._state.owned.get(thing.key, {})))
 
     def take_back(self, node: NodePlan, plane: Dataplane, keys: Collection[str]) -> list[Finding]:
         """Takes back those of our things that ``keys`` names, last made first. What cannot be taken back is a finding,
@@ -67,7 +83,7 @@ class Maker:
 
     def _take_back(self, thing: Thing, now: Snapshot) -> str:
         sight = thing.sight(now)
-        if sight.state == "other":
+        if sight.state == "other" and sight.code != "rule-not-in-hardware":  # that one is ours, and no use
             log.warning("%s is not ours any more (%s): left as it is", thing.key, sight.seen)
             return ""
         if sight.state == "absent" and not self._state.owned[thing.key]:
