@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -29,6 +29,7 @@ from .state import FILE, StateError, load, save
 
 log = logging.getLogger(__name__)
 EVENTS = 256  # kept for those who come late
+LEASE_WAIT_S = 3.0  # for work under way; a session waits 5 s for its answer
 RISE_SHOWN_S = 60.0  # how long a rise of an error counter stays a finding
 _MEND_THAT = "mend that, then 'roce-ring up' again"
 
@@ -138,22 +139,38 @@ class Agent:
         """As of the last look; leases as of now. Never waits for work that is under way."""
         with self._view:
             shown = self._status
-        held = tuple(Holder(session, holder) for session, holder in self.leases.all().items())
-        return msgspec.structs.replace(shown, leases=held)
+        return msgspec.structs.replace(shown, leases=self.leases.all())
+
+    def lease(self, session: str, holder: str, plan_hash: str) -> int:
+        """A lease, for ``leases.drop``. ``plan_hash``: the plan that must stand, or nothing if none is needed, or the
+        session does not know which. Raises Refused. None is given while the node changes: whoever changes it has seen
+        all leases there are."""
+        if not self._work.acquire(timeout=LEASE_WAIT_S):
+            seen, fix = "its agent is changing what the plan sets up", "try again when 'roce-ring status PLAN' says ok"
+            raise Refused([finding("plan-differs", self._state.host or "this node", seen, "a plan that stands", fix)])
+        try:
+            raise_errors(self._lease_problems(plan_hash))
+            return self.leases.take(session, holder)
+        finally:
+            self._work.release()
+
+    def _lease_problems(self, plan_hash: str) -> Iterator[Finding]:
+        node = self._node
+        if not plan_hash:
+            return
+        if self._plan is None or node is None or self._state.phase != "active":
+            seen, fix = "this node's agent holds no plan", "'roce-ring up' with the session's plan first"
+            yield finding("plan-differs", node.host if node else "this node", seen, f"plan {plan_hash[:12]}", fix)
+        elif self._plan.hash != plan_hash:
+            seen = f"this node's agent holds plan {self._plan.hash[:12]}, the session has {plan_hash[:12]}"
+            fix = "start the session with the plan that stands, or 'roce-ring down' and 'roce-ring up' with the other"
+            yield finding("plan-differs", node.host, seen, "one plan", fix)
 
     def events(self, after: int, timeout_s: float) -> list[AgentEvent]:
         """Events with an index above ``after``, oldest first; waits up to ``timeout_s`` while there are none."""
         with self._view:
             self._view.wait_for(lambda: self._last_event > after, timeout_s)
             return [event for event in self._events if event.index > after]
-
-    @property
-    def plan(self) -> Plan | None:
-        return self._plan
-
-    @property
-    def node(self) -> NodePlan | None:
-        return self._node
 
     # what happens by itself
 
@@ -473,7 +490,7 @@ def _has_link(thing: Thing, now: Snapshot) -> bool:
     return not thing.device or (link is not None and link.up)
 
 
-def _lease_held(node: NodePlan, held: dict[str, str], why: str) -> Finding:
-    who = ", ".join(held.values())
+def _lease_held(node: NodePlan, held: Sequence[Holder], why: str) -> Finding:
+    who = ", ".join(one.holder for one in held)
     fix = "end the session first, or use --force and lose it"
     return finding("lease-held", node.host, f"{who} runs, and {why}", "no running session", fix)

@@ -12,11 +12,12 @@ from roce_ring.control.names import require_name
 from roce_ring.control.proto.roce_ring.v1 import mesh_agent_service_pb2 as pb
 from roce_ring.control.proto.roce_ring.v1 import mesh_agent_service_pb2_grpc as pb_grpc
 
-from ..finding import Finding, Refused, finding
+from ..finding import Refused
 from .agent import Agent
 from .convert import findings_to_proto, to_proto
 from .probing import ProbeEnds
 
+_LONGEST_NAME = 200  # of a session or its holder
 _POLL_S = 0.5  # how late a stream may notice that its client has gone
 
 
@@ -95,12 +96,9 @@ class MeshAgentServicer(pb_grpc.MeshAgentServiceServicer):
         first = next(request_iterator, None)
         if first is None:
             return
-        if refusal := self._refusal(first):
-            yield pb.HoldLeaseResponse(findings=findings_to_proto([refusal]))
-            return
+        holder = _shown(first.holder)
         over = threading.Event()
         released = threading.Event()
-        context.add_callback(over.set)
 
         def listen() -> None:
             for request in request_iterator:  # ends with the stream
@@ -108,11 +106,17 @@ class MeshAgentServicer(pb_grpc.MeshAgentServiceServicer):
                     released.set()
                     over.set()
 
-        # registered before anybody is told, so that there is no moment in which it would not be seen
-        self._agent.leases.take(first.session, first.holder)
-        self._agent.tell("note", f"lease of {first.holder} (session {first.session})")
-        threading.Thread(target=_quietly(listen), name="roce-ring-lease", daemon=True).start()
         try:
+            # registered before anybody is told, so that there is no moment in which it would not be seen
+            lease = self._agent.lease(_shown(first.session), holder, first.plan_hash)
+        except Refused as refused:
+            yield pb.HoldLeaseResponse(findings=findings_to_proto(refused.findings))
+            return
+        try:
+            self._agent.tell("note", f"lease of {holder} (session {_shown(first.session)})")
+            if not context.add_callback(over.set):  # the client has gone meanwhile
+                return
+            threading.Thread(target=_quietly(listen), name="roce-ring-lease", daemon=True).start()
             yield pb.HoldLeaseResponse()
             told: set[tuple[str, str]] = set()
             while not over.wait(_POLL_S) and not self._stopping.is_set():
@@ -122,9 +126,9 @@ class MeshAgentServicer(pb_grpc.MeshAgentServiceServicer):
                 told = {(item.code, item.where) for item in wrong}
         finally:
             if not self._stopping.is_set():  # an agent that goes down leaves its leases to the next one
-                self._agent.leases.drop(first.session)
+                self._agent.leases.drop(lease)
                 how = "ended" if released.is_set() else "ended without a word: its process is gone"
-                self._agent.tell("note" if released.is_set() else "warning", f"lease of {first.holder} {how}")
+                self._agent.tell("note" if released.is_set() else "warning", f"lease of {holder} {how}")
 
     def _admit(self, context: grpc.ServicerContext, changes: bool) -> None:
         require_name(context, self._names, "the agent")
@@ -134,18 +138,10 @@ class MeshAgentServicer(pb_grpc.MeshAgentServiceServicer):
                 "sessions may look and hold leases here, not change the node\nask as root, on agent.sock",
             )
 
-    def _refusal(self, request: pb.HoldLeaseRequest) -> Finding | None:
-        if not request.plan_hash:
-            return None  # needs nothing that a plan sets up, or does not know which one
-        plan, node = self._agent.plan, self._agent.node
-        if plan is None or node is None or self._agent.status().phase != "active":
-            seen, fix = "this node's agent holds no plan", "'roce-ring up' with the session's plan first"
-            return finding("plan-differs", request.holder, seen, f"plan {request.plan_hash[:12]}", fix)
-        if plan.hash != request.plan_hash:
-            seen = f"this node's agent holds plan {plan.hash[:12]}, the session has {request.plan_hash[:12]}"
-            fix = "start the session with the plan that stands, or 'roce-ring down' and 'roce-ring up' with the other"
-            return finding("plan-differs", node.host, seen, "one plan", fix)
-        return None
+
+def _shown(text: str) -> str:
+    """What a session calls itself, for logs and terminals: on one line, and not endless."""
+    return "".join(char if char.isprintable() else "?" for char in text[:_LONGEST_NAME])
 
 
 def _quietly(work: Callable[[], None]) -> Callable[[], None]:
