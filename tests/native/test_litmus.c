@@ -55,7 +55,7 @@ static void open_pair(test_world *w, rr_provider_ops *ops, outcome *found) {
     ops->write = faulty_write;
     world_configure(w, 2, 20000);
     for (uint32_t r = 0; r < 2; r++) {
-        w->config[r].dead_ms = 700;
+        w->config[r].dead_ms = 200;
         w->config[r].paths[1 - r] = 3;
         w->config[r].first_seq = (1ull << 32) - 2;
         w->proxy[r] = rr_proxy_create_with(&w->config[r], ops, why, sizeof why);

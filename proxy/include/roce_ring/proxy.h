@@ -147,10 +147,9 @@ RR_API int rr_proxy_hello(rr_proxy *proxy, rr_hello *out);
 /* `all[world]`, index = rank. Checks every hello against this rank's and names the first field that differs. */
 RR_API int rr_proxy_connect(rr_proxy *proxy, const rr_hello *all, char *why, size_t why_bytes);
 /* Proves what the protocol rests on: on every path, many times, a payload and its flag, checked as soon as the flag is
- * there. All ranks at once, after all have connected; ends after dead_ms or 5 s at the latest, usually within
- * milliseconds.
- * `imm`: 0 for a flag chained behind its payload, 1 for write-with-immediate. Fills out[RR_MAX_WORLD][RR_MAX_PATHS]
- * with enum rr_path_verdict. */
+ * there. All ranks at once, after all have connected. Takes milliseconds; ends after five times dead_ms, or 10 s, at
+ * the latest. `imm`: 0 for a flag chained behind its payload, 1 for write-with-immediate. Fills
+ * out[RR_MAX_WORLD][RR_MAX_PATHS] with enum rr_path_verdict. */
 RR_API int rr_proxy_litmus(rr_proxy *proxy, uint32_t imm, uint8_t *out, char *why, size_t why_bytes);
 /* Which of the planned paths to each peer are used from now on (bit i of used[peer]; both ends must say the same), and
  * how flags arrive. Paths are renumbered from 0 without gaps: every path number after this is one of those. Call it
