@@ -62,6 +62,7 @@ class Cx7:
 
     def __init__(self, run: Run = run_command, sysfs: Path = SYSFS) -> None:
         self._run, self._sysfs = run, sysfs
+        self._hairpins: dict[str, int] = {}  # as of the last thorough look
 
     def things(self, node: NodePlan) -> tuple[Thing, ...]:
         return in_hardware(node)
@@ -70,42 +71,50 @@ class Cx7:
         now = read(self._run)
         held = {marker.rdma: running(marker.rdma) for marker in (node.markers if node else ())}
         marked = {rdma: one.marks or () for rdma, one in held.items() if one is not None}
-        hairpins = {}
         if thorough and node is not None and node.hairpins:
-            for port in self._ports(node):
-                if port.hairpin_queue_size is not None:
-                    hairpins[port.pci] = port.hairpin_queue_size
-        return msgspec.structs.replace(now, marked=marked, hairpins=hairpins)
+            sizes = {port.pci: port.hairpin_queue_size for port in self._ports(node, [])}
+            self._hairpins = {pci: size for pci, size in sizes.items() if size is not None}
+        return msgspec.structs.replace(now, marked=marked, hairpins=self._hairpins)
 
     def check(self, node: NodePlan) -> Iterator[Finding]:
         """The planner's own checks of a function, on what this node is now."""
+        unread: list[str] = []
         try:
-            ports = self._ports(node)
+            ports = self._ports(node, unread)
         except Refused as refused:
             yield from refused.findings
             return
+        for text in unread:
+            fix = "install what is missing (ethtool, iproute2 with devlink), or mend the function"
+            yield finding("inventory-problem", node.host, text, "an answer", fix)
         for found in check_functions(ports, (), bool(node.markers), {0} if node.rules else ()):
             # links, MTUs, addresses and queue sizes are ours to set
             if found.code not in ("link-down", "mtu-small", "gid-missing", "hairpin-pending"):
                 yield found
 
-    def _ports(self, node: NodePlan) -> list[Port]:
-        """This node's functions as the planner sees functions, under the plan's planes and cages."""
-        entry = node_from_json(inventory.take(self._sysfs, self._ask, node.host), f"{node.host} now")
-        planned = {hca.netdev: hca for hca in node.hcas}
+    def _ports(self, node: NodePlan, unread: list[str]) -> list[Port]:
+        """The planned functions as the planner sees functions, under the plan's planes, cages and addresses: what they
+        are is asked even where an address is ours to set. ``unread``: what could not be asked."""
         found = []
-        for port in entry.ports:
-            if (hca := planned.get(port.netdev)) is not None:
-                values = {name: getattr(port, name) for name in Port.__struct_fields__ if hasattr(port, name)}
-                values |= {"rank": 0, "host": node.host, "plane": hca.plane, "port": hca.port, "ipv4": hca.address}
-                found.append(Port(**values))
+        for hca in node.hcas:
+            device = self._sysfs / "class" / "infiniband" / hca.rdma
+            if not (device / "device" / "net" / hca.netdev).is_dir():
+                continue  # problems() says so
+            facts = inventory.port_facts(device, device / "device" / "net" / hca.netdev)
+            facts |= {"pci": hca.pci, "plane": hca.plane, "port": hca.port, "ipv4": hca.address}
+            facts |= inventory.offload(self._ask, facts, unread)
+            facts |= inventory.devlink(self._ask, facts, unread)
+            entry = node_from_json({"host": node.host, "ports": [facts]}, f"{node.host} now").ports[0]
+            values = {name: getattr(entry, name) for name in Port.__struct_fields__ if hasattr(entry, name)}
+            found.append(Port(rank=0, host=node.host, **values))
         return found
 
     def _ask(self, argv: list[str], stdin: str = "") -> str:
         try:
             return self._run(tuple(argv), stdin)
         except CommandFailed as failed:
-            raise OSError(str(failed)) from None  # what the inventory takes note of
+            why = str(failed).split("' failed: ", 1)[-1]
+            raise OSError(0, why) from None  # what the inventory takes note of
 
 
 def choose(name: str, node: NodePlan, run: Run = run_command, sysfs: Path = SYSFS) -> Dataplane:
