@@ -73,7 +73,8 @@ def run_command(argv: list[str] | tuple[str, ...], stdin: str = "", timeout_s: f
     try:
         done = subprocess.run(list(argv), input=stdin, capture_output=True, text=True, timeout=timeout_s, check=False)
     except FileNotFoundError:
-        raise CommandFailed(f"'{argv[0]}' is not installed here; it comes with iproute2") from None
+        package = "ethtool" if argv[0] == "ethtool" else "iproute2"
+        raise CommandFailed(f"'{argv[0]}' is not installed here; it comes with {package}") from None
     except subprocess.TimeoutExpired:
         raise CommandFailed(f"'{words}' did not end within {timeout_s:g} s") from None
     except OSError as error:
@@ -86,6 +87,14 @@ def run_command(argv: list[str] | tuple[str, ...], stdin: str = "", timeout_s: f
 
 def read(run: Run = run_command) -> Snapshot:
     """One look at this name space: three processes."""
+    try:
+        return _read(run)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise CommandFailed(f"iproute2 printed JSON of another form ({why}); version 6.1 is known to work") from None
+
+
+def _read(run: Run) -> Snapshot:
     address, route, neighbour = _documents(
         run(("ip", "-j", "-b", "-"), "address show\nroute show\nneighbour show\n"), 3
     )
