@@ -73,9 +73,12 @@ def kill(node: Node) -> None:
 def reboot(node: Node) -> None:
     """Dead, then back as after a boot: ports up with MTU and address; nothing planned is there, nothing runs."""
     kill(node)
-    for hca in node.plan.hcas:
-        node.run(f"tc qdisc del dev {hca.netdev} clsact")  # fails if there is none
-        heal(node, hca)
+    fresh = "".join(
+        f"tc qdisc del dev {hca.netdev} clsact 2> /dev/null\n"  # fails if there is none
+        f"tc qdisc replace dev {hca.netdev} root {NO_FAULT} || exit\n"
+        for hca in node.plan.hcas
+    )
+    node.run(fresh).check()
     node.batch("ip", [*MANAGEMENT_UP, *(f"link set {hca.netdev} up mtu {hca.mtu}" for hca in node.plan.hcas)])
 
 

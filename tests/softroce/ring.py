@@ -52,6 +52,12 @@ def plan_of(nodes: int, planes: int = 2) -> Plan:
     return make_plan(tuple(kept))[0]
 
 
+def gid_of(hca: Hca) -> str:
+    """The planned IPv4 address as the kernel writes it among a device's GIDs."""
+    octets = [int(octet) for octet in hca.address.split("/")[0].split(".")]
+    return "0000:0000:0000:0000:0000:ffff:{:02x}{:02x}:{:02x}{:02x}".format(*octets)
+
+
 class Node:
     """One node of the ring: runs commands in its name space."""
 
@@ -85,9 +91,7 @@ class Node:
 
     def gid_index(self, hca: Hca) -> int:
         """Where the planned IPv4 address is in the device's GID table now. Raises GuestError if it is nowhere."""
-        octets = [int(octet) for octet in hca.address.split("/")[0].split(".")]
-        wanted = "0000:0000:0000:0000:0000:ffff:{:02x}{:02x}:{:02x}{:02x}".format(*octets)
-        found = [index for index, gid in self.gids(hca.rdma).items() if gid == wanted]
+        found = [index for index, gid in self.gids(hca.rdma).items() if gid == gid_of(hca)]
         if len(found) != 1:
             raise GuestError(f"{self.name} {hca.rdma} has {len(found)} GIDs for {hca.address}: {self.gids(hca.rdma)}")
         return found[0]

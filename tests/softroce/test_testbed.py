@@ -14,7 +14,7 @@ import pytest
 from mesh.model import Hca
 from tests.softroce import byhand, faults, trial
 from tests.softroce.guest import GuestError
-from tests.softroce.ring import Node, Ring, plan_of
+from tests.softroce.ring import Node, Ring, gid_of, plan_of
 from tests.softroce.traffic import End, pingpong, start, write
 
 
@@ -54,7 +54,8 @@ def until(what: Callable[[], bool], otherwise: str) -> None:
 
 
 def check_as_planned(ring: Ring) -> None:
-    seen = ring.all("ls /sys/class/infiniband; echo; ip -o link; ip -o -4 address; rdma link")
+    gids = "grep -s . /sys/class/infiniband/*/ports/1/gids/{0..3}"
+    seen = ring.all(f"ls /sys/class/infiniband; echo; ip -o link; ip -o -4 address; rdma link; {gids}")
     for node, result in zip(ring.nodes, seen, strict=True):
         devices, _, details = result.check().partition("\n\n")
         assert sorted(devices.split()) == sorted(hca.rdma for hca in node.plan.hcas)
@@ -63,7 +64,7 @@ def check_as_planned(ring: Ring) -> None:
             assert any(f" {hca.netdev}@" in line and f"mtu {hca.mtu} " in line and hca.mac in line for line in lines)
             assert any(f" {hca.netdev} " in line and f"inet {hca.address} " in line for line in lines)
             assert any(f"link {hca.rdma}/1 state ACTIVE" in x and f"netdev {hca.netdev} " in x for x in lines)
-            node.gid_index(hca)  # raises unless there is exactly one
+            assert sum(f"/{hca.rdma}/" in line and line.endswith(f":{gid_of(hca)}") for line in lines) == 1
 
 
 def test_every_node_has_its_planned_devices_and_no_other(ring: Ring) -> None:
