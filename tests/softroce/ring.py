@@ -162,8 +162,8 @@ class Ring:
 
 
 def _setup(node: Node) -> str:
-    """One script for everything inside a node. The netem comes now, because adding one under traffic breaks queue
-    pairs; a fault changes it."""
+    """One script for everything inside a node. The netem comes now, because adding one under traffic loses frames;
+    a fault changes it."""
     ip = ["link set lo up", f"address add {node.management_address}/32 dev {MANAGEMENT}", *MANAGEMENT_UP]
     tc, rdma = [], []
     for hca in node.plan.hcas:
