@@ -24,7 +24,7 @@ from .dataplane import SYSFS, Dataplane, choose, differs, problems
 from .leases import Leases
 from .making import Maker
 from .model import AgentEvent, Holder, NodeStatus, ThingStatus
-from .sensors import error_counters, forwarded_datagrams, missing_gids
+from .sensors import forwarded_datagrams, missing_gids
 from .state import FILE, StateError, load, save
 
 log = logging.getLogger(__name__)
@@ -364,7 +364,7 @@ class Agent:
                     found += _about(node, thing, sight, now)
             found += self._failed_queues(node)
             found += missing_gids(node, self._sysfs)
-            found += self._rises(node)
+            found += self._rises(node, plane)
             self._publish(things, found)
 
     def _publish(self, things: Iterable[ThingStatus] = (), found: Iterable[Finding] = ()) -> None:
@@ -393,9 +393,9 @@ class Agent:
         for code, where in sorted(before - after):
             self.tell("note", f"no longer {code}: {where}")
 
-    def _rises(self, node: NodePlan) -> Iterator[Finding]:
+    def _rises(self, node: NodePlan, plane: Dataplane) -> Iterator[Finding]:
         """Error counters that rose within the last minute."""
-        counters = error_counters(node, self._sysfs)
+        counters = plane.counters(node)
         now = time.monotonic()
         for name, value in counters.items():
             if (rise := value - self._counters.get(name, value)) > 0:

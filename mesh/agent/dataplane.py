@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
@@ -17,6 +18,7 @@ from ..marker import running
 from ..model import Hca, NodePlan, Plan
 from ..snapshot import CommandFailed, Run, Snapshot, read, run_command
 from ..things import Sight, Thing, in_hardware, in_software
+from .sensors import error_counters, hairpin_drops
 
 SYSFS = Path("/sys")
 
@@ -36,6 +38,10 @@ class Dataplane(Protocol):
         """What must be mended by hand before the plan can stand."""
         ...
 
+    def counters(self, node: NodePlan) -> dict[str, int]:
+        """Error counters that should not rise, by a name that says where."""
+        ...
+
 
 class Soft:
     """Soft-RoCE on any netdev: the kernel's own tc forwards and marks. Slow, and every rule of the plan is real."""
@@ -53,6 +59,9 @@ class Soft:
 
     def check(self, node: NodePlan) -> Iterator[Finding]:
         yield from ()
+
+    def counters(self, node: NodePlan) -> dict[str, int]:
+        return error_counters(node, SYSFS)
 
 
 class Cx7:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from ..model import NodePlan
 SNMP = Path("/proc/net/snmp")
 # Counters that stand still on a healthy fabric: mlx5's first, then Soft-RoCE's names for the like.
 BAD = (
-    "rx_out_of_buffer",
+    "out_of_buffer",
     "out_of_sequence",
     "packet_seq_err",
     "local_ack_timeout_err",
@@ -34,6 +35,13 @@ def error_counters(node: NodePlan, sysfs: Path) -> dict[str, int]:
             if (value := read_number(folder / name)) is not None:
                 found[f"{hca.rdma} {name}"] = value
     return found
+
+
+def hairpin_drops(netdev: str, statistics: str) -> dict[str, int]:
+    """ "NETDEV rx_out_of_buffer" -> value out of what 'ethtool -S' prints: frames that found a full hairpin queue, which
+    no RDMA counter shows."""
+    found = re.search(r"^\s*rx_out_of_buffer:\s*(\d+)", statistics, re.MULTILINE)
+    return {f"{netdev} rx_out_of_buffer": int(found[1])} if found else {}
 
 
 def missing_gids(node: NodePlan, sysfs: Path) -> Iterator[Finding]:

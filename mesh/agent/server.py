@@ -53,6 +53,7 @@ class AgentServer:
         self._agent = make_agent()
         self._stop, self._wake = threading.Event(), threading.Event()
         make_run_dir(directory)
+        self._directory = directory
         self._locks: list[SocketLock] = []
         self._servicers: list[MeshAgentServicer] = []
         self._servers: list[grpc.Server] = []
@@ -74,6 +75,7 @@ class AgentServer:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self.stop())
         threading.Thread(target=self._listen_to_kernel, name="roce-ring-kernel", daemon=True).start()
+        log.info("answers on %s", self._directory / AGENT_SOCKET)
         _tell_systemd("READY=1")
         while not self._stop.is_set():
             self._agent.tick()

@@ -12,7 +12,8 @@ from mesh.text import environment
 from tests.mesh.rings import document, facts, ring_cables
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
-SOURCES = sorted((Path(__file__).parent.parent.parent / "mesh").rglob("*.py"))
+ROOT = Path(__file__).parent.parent.parent
+SOURCES = sorted([*(ROOT / "mesh").rglob("*.py"), *(ROOT / "roce_ring" / "cli").glob("*.py")])
 
 
 def test_every_code_has_an_entry_and_no_entry_is_stale() -> None:
