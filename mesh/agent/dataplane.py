@@ -101,6 +101,13 @@ class Cx7:
             if found.code not in ("link-down", "mtu-small", "gid-missing", "hairpin-pending"):
                 yield found
 
+    def counters(self, node: NodePlan) -> dict[str, int]:
+        found = error_counters(node, self._sysfs)
+        for hca in node.hcas:
+            with contextlib.suppress(CommandFailed):  # a missing ethtool is told by check() and by the doctor
+                found |= hairpin_drops(hca.netdev, self._run(("ethtool", "-S", hca.netdev)))
+        return found
+
     def _ports(self, node: NodePlan, unread: list[str]) -> list[Port]:
         """The planned functions as the planner sees functions, under the plan's planes, cages and addresses: what they
         are is asked even where an address is ours to set. ``unread``: what could not be asked."""

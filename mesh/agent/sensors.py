@@ -38,7 +38,7 @@ def error_counters(node: NodePlan, sysfs: Path) -> dict[str, int]:
 
 
 def hairpin_drops(netdev: str, statistics: str) -> dict[str, int]:
-    """ "NETDEV rx_out_of_buffer" -> value out of what 'ethtool -S' prints: frames that found a full hairpin queue, which
+    """ "NETDEV rx_out_of_buffer" -> value, out of what 'ethtool -S' prints: frames that found a full hairpin queue, as
     no RDMA counter shows."""
     found = re.search(r"^\s*rx_out_of_buffer:\s*(\d+)", statistics, re.MULTILINE)
     return {f"{netdev} rx_out_of_buffer": int(found[1])} if found else {}
