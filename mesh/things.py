@@ -24,12 +24,13 @@ Saved = Mapping[str, int | bool]  # what was there before, as far as it has to c
 
 class Step(msgspec.Struct, frozen=True):
     """One command and why it is there. ``detached``: a program that stays, and is ready once the thing is to be seen.
-    ``netdev``: no command, but the time (at most ``timeout_s``) until that netdev is there."""
+    ``netdev``, ``rdma``: no command, but the time (at most ``timeout_s``) until both devices are there."""
 
     argv: tuple[str, ...]
     why: str
     detached: bool = False
     netdev: str = ""
+    rdma: str = ""
     timeout_s: float = 10
 
     def __str__(self) -> str:
@@ -138,8 +139,9 @@ class Queue(Thing, frozen=True):
         yield step(f"devlink dev param set {target} name hairpin_queue_size value {self.wanted} cmode driverinit", why)
         reload = step(f"devlink dev reload {target} action driver_reinit", "put the queue size into effect")
         yield msgspec.structs.replace(reload, timeout_s=60)
-        why = f"wait up to 60 s until {self.hca.netdev} is back; the reload took its MTU and address with it"
-        yield Step((), why, netdev=self.hca.netdev, timeout_s=60)
+        back = f"{self.hca.netdev} and {self.hca.rdma} are back"
+        why = f"wait up to 60 s until {back}; the reload took MTU and address with it"
+        yield Step((), why, netdev=self.hca.netdev, rdma=self.hca.rdma, timeout_s=60)
         yield from self.restore()
 
     def restore(self) -> Iterator[Step]:

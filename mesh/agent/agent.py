@@ -49,7 +49,7 @@ class Agent:
         self._run, self._sysfs = run, sysfs
         self._state, booted = load(directory)
         save(directory, self._state)
-        self._maker = Maker(self._state, self._keep, run)
+        self._maker = Maker(self._state, self._keep, run, sysfs)
         self._work, self._view = threading.RLock(), threading.Condition()
         self.leases = Leases(directory, booted)
         self._events: deque[AgentEvent] = deque(maxlen=EVENTS)

@@ -7,24 +7,26 @@ import logging
 import subprocess
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
 
 from ..finding import Finding, finding
 from ..marker import PROGRAM, RUN_DIR, marker_program, running
 from ..model import NodePlan
 from ..snapshot import CommandFailed, Run, Snapshot, run_command
 from ..things import Clsact, Queue, Step, Thing
-from .dataplane import Dataplane
+from .dataplane import SYSFS, Dataplane
 from .state import State
 
 log = logging.getLogger(__name__)
+_BACK_POLL_S = 0.2
 _READY_S = 10  # a marker installs a handful of rules in milliseconds
 
 
 class Maker:
     """Runs steps. ``keep`` writes the state to disk."""
 
-    def __init__(self, state: State, keep: Callable[[], None], run: Run = run_command) -> None:
-        self._state, self._keep, self._run = state, keep, run
+    def __init__(self, state: State, keep: Callable[[], None], run: Run = run_command, sysfs: Path = SYSFS) -> None:
+        self._state, self._keep, self._run, self._sysfs = state, keep, run, sysfs
         self._started: list[subprocess.Popen[bytes]] = []
 
     def make(self, things: Sequence[Thing], now: Snapshot, remember: bool) -> None:
@@ -101,7 +103,7 @@ class Maker:
         for step in steps:
             log.info("%s", step)
             if step.netdev:
-                self._wait_for(step.netdev, step.timeout_s)
+                self._wait_for(step)
             elif step.detached:
                 self._start(step)
             elif step.argv[0] == PROGRAM:
@@ -109,15 +111,18 @@ class Maker:
             else:
                 self._run(step.argv, timeout_s=step.timeout_s)
 
-    def _wait_for(self, netdev: str, timeout_s: float) -> None:
-        deadline = time.monotonic() + timeout_s
+    def _wait_for(self, step: Step) -> None:
+        """Both get their names from udev, one by one, after the reload is done."""
+        deadline = time.monotonic() + step.timeout_s
         while True:
             with contextlib.suppress(CommandFailed):
-                self._run(("ip", "-j", "link", "show", "dev", netdev))
-                return
+                self._run(("ip", "-j", "link", "show", "dev", step.netdev))
+                if (self._sysfs / "class" / "infiniband" / step.rdma).exists():
+                    return
             if time.monotonic() > deadline:
-                raise CommandFailed(f"{netdev} did not come back within {timeout_s:g} s of its function's reload")
-            time.sleep(0.5)
+                both = f"{step.netdev} and {step.rdma}"
+                raise CommandFailed(f"{both} did not come back within {step.timeout_s:g} s of their function's reload")
+            time.sleep(_BACK_POLL_S)
 
     def _start(self, step: Step) -> None:
         """A program that outlives the agent: in a session of its own, its words in a file beside its state."""
