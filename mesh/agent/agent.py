@@ -19,7 +19,7 @@ from ..finding import Finding, Refused, finding, raise_errors
 from ..loading import plan_from_json
 from ..model import NodePlan, Plan
 from ..snapshot import CommandFailed, Run, Snapshot, run_command
-from ..things import LinkUp, MarkerProgram, Queue, Sight, Step, Thing
+from ..things import Address, LinkUp, MarkerProgram, Queue, Sight, Step, Thing
 from .dataplane import SYSFS, Dataplane, choose, differs, problems
 from .leases import Leases
 from .making import Maker
@@ -70,7 +70,9 @@ class Agent:
         plane = choose(self._named, node, self._run, self._sysfs)
         now = _look(plane, node)
         found = list(problems(plan, node, now, plane, self._sysfs))
-        steps = [step for thing in _absent(plane, node, now) for step in thing.make()]
+        absent = _absent(plane, node, now)
+        back = {thing.hca for thing in absent if isinstance(thing, Queue)}  # with their addresses
+        steps = [step for x in absent if not (isinstance(x, Address) and x.hca in back) for step in x.make()]
         return plan, found, steps
 
     def stage(self, document: str, host: str) -> Plan:
@@ -296,9 +298,12 @@ class Agent:
                 self._maker.unmake(thing, now)
 
     def _failed_queues(self, node: NodePlan) -> Iterator[Finding]:
+        """An error where the plan's size limits count on the size: it was there when planned, and a boot took it."""
         fix = "see 'devlink dev param show' and the kernel's log; 'roce-ring up' tries once more"
-        for pci, why in self._state.queues_tried.items():
-            yield finding("hairpin-failed", f"{node.host} {pci}", why, "the planned size", fix)
+        for hairpin in node.hairpins:
+            if (why := self._state.queues_tried.get(hairpin.pci)) is not None:
+                code = "hairpin-small" if hairpin.seen < hairpin.wanted else "hairpin-failed"
+                yield finding(code, f"{node.host} {hairpin.pci}", why, f"a queue of {hairpin.wanted} packets", fix)
 
     def _remove(self) -> list[Finding]:
         """Takes back all that is ours, and forgets the plan once nothing is left."""

@@ -130,7 +130,8 @@ class Maker:
         said = RUN_DIR / f"{device}.log"
         try:
             argv = _beside(step.argv)
-            RUN_DIR.mkdir(parents=True, exist_ok=True)
+            for folder in (RUN_DIR.parent, RUN_DIR):  # as closed as those who share them want them
+                folder.mkdir(mode=0o750, exist_ok=True)
             with said.open("wb") as out:
                 process = subprocess.Popen(
                     argv, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
