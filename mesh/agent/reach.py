@@ -45,7 +45,7 @@ def agents(
                     process = _forward(host, address.removeprefix("ssh:"), socket, ssh)
                     stack.callback(_end, process)
                     address = f"unix:{socket}"
-                fix = "give --tls-ca, --tls-cert, --tls-key and --tls-name, or go over ssh"
+                fix = "give --tls, or go over ssh"
                 client = AgentClient(parse_address(address, tls, f"address of {host}", fix), tls, host)
             except RoceRingError as error:
                 return error

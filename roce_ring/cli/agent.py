@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ..errors import ConfigError, RoceRingError
-from .nodes import TlsCa, TlsCert, TlsKey, tls_of
+from .nodes import TlsFiles, tls_of
 
 STATE_DIR = Path("/var/lib/roce-ring")
 RUN_DIR = Path("/run/roce-ring")
@@ -25,12 +25,10 @@ def register(app: typer.Typer) -> None:
             str, typer.Option(help="cx7 (ConnectX-7), soft (Soft-RoCE), or auto: by the devices' driver.")
         ] = "auto",
         listen: Annotated[str, typer.Option(help="Also answer at HOST:PORT, with mutual TLS.")] = "",
-        tls_ca: TlsCa = "",
-        tls_cert: TlsCert = "",
-        tls_key: TlsKey = "",
-        tls_name: Annotated[
-            list[str] | None, typer.Option(help="A certificate name that may call over TLS; may be repeated.")
-        ] = None,
+        tls: TlsFiles = None,
+        tls_names: Annotated[
+            str, typer.Option(help="Names in certificates that may call over TLS, joined by commas.")
+        ] = "",
         group: Annotated[
             str, typer.Option(help="Group whose sessions may hold leases.", show_default="root only")
         ] = "",
@@ -50,15 +48,15 @@ def register(app: typer.Typer) -> None:
         logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
         if dataplane not in DATAPLANES:
             raise ConfigError(f"--dataplane {dataplane!r}: expected one of {', '.join(DATAPLANES)}")
-        tls = tls_of(tls_ca, tls_cert, tls_key, tls_name or ())
+        files = tls_of(tls, tls_names.split(",") if tls_names else ())
         where = None
         if listen:
-            if tls is None:
+            if files is None:
                 raise ConfigError(
                     f"--listen {listen}: whoever reaches it could change this node, so it needs mutual TLS",
-                    "give --tls-ca, --tls-cert, --tls-key and --tls-name, or leave it out: ssh reaches the socket",
+                    "give --tls and --tls-names, or leave it out: ssh reaches the socket",
                 )
-            where = parse_address(listen, tls, "--listen"), tls
+            where = parse_address(listen, files, "--listen"), files
         groups = _group(group), _group(admin_group)
         try:
             state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)

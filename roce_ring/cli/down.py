@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from .nodes import Agent, Force, Json, PlanFile, TlsCa, TlsCert, TlsKey, finish, fleet
+from .nodes import Agent, Force, Json, PlanFile, TlsFiles, finish, fleet
 from .ranks import text_table
 
 SCHEMA = "roce-ring/down/v1"
@@ -16,9 +16,7 @@ def register(app: typer.Typer) -> None:
         plan_file: PlanFile,
         agent: Agent = [],  # noqa: B006  # typer reads it only
         force: Force = False,
-        tls_ca: TlsCa = "",
-        tls_cert: TlsCert = "",
-        tls_key: TlsKey = "",
+        tls: TlsFiles = None,
         as_json: Json = False,
     ) -> None:
         """Take a plan back from all its nodes: everything that 'roce-ring up' made, and nothing else.
@@ -28,7 +26,7 @@ def register(app: typer.Typer) -> None:
         """
         from ..mesh.finding import finding
 
-        with fleet(plan_file, agent, tls_ca, tls_cert, tls_key) as nodes:
+        with fleet(plan_file, agent, tls) as nodes:
             states, silent = nodes.each(lambda one: one.status())
             found = [*nodes.missing, *silent]
             held = {host: state for host, state in states.items() if state.leases and state.phase == "active"}

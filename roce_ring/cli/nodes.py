@@ -34,9 +34,9 @@ Agent = Annotated[
         help="A node's agent: ssh:[USER@]HOST, unix:/path, or HOST:PORT with TLS. Without it: ssh to the node's name.",
     ),
 ]
-TlsCa = Annotated[str, typer.Option(help="PEM file of the authority that signed all certificates.")]
-TlsCert = Annotated[str, typer.Option(help="PEM file of the certificate to show.")]
-TlsKey = Annotated[str, typer.Option(help="PEM file of its key.")]
+TlsFiles = Annotated[
+    Path | None, typer.Option("--tls", help="Directory with ca.pem, cert.pem and key.pem, for HOST:PORT addresses.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Force = Annotated[bool, typer.Option(help="Even if it cuts off a running session.")]
 
@@ -66,7 +66,7 @@ class Fleet:
 
 
 @contextmanager
-def fleet(plan_file: Path, agent: Sequence[str], ca: str, cert: str, key: str) -> Iterator[Fleet]:
+def fleet(plan_file: Path, agent: Sequence[str], tls: Path | None) -> Iterator[Fleet]:
     """Raises typer.Exit(2) after saying what is wrong with the plan file or the options."""
     from ..mesh.agent.reach import agents
     from ..mesh.finding import Refused
@@ -74,8 +74,7 @@ def fleet(plan_file: Path, agent: Sequence[str], ca: str, cert: str, key: str) -
 
     try:
         plan = load_plan(plan_file)
-        given, tls = _given(agent), tls_of(ca, cert, key)
-        with agents(plan.hosts, given, tls) as found:
+        with agents(plan.hosts, _given(agent), tls_of(tls)) as found:
             reached = {host: one for host, one in found.items() if not isinstance(one, RoceRingError)}
             missing = [_unreachable(host, one) for host, one in found.items() if isinstance(one, RoceRingError)]
             yield Fleet(plan, plan_text(plan), reached, tuple(missing))
@@ -85,15 +84,13 @@ def fleet(plan_file: Path, agent: Sequence[str], ca: str, cert: str, key: str) -
         raise typer.Exit(2) from None
 
 
-def tls_of(ca: str, cert: str, key: str, names: Sequence[str] = ("",)) -> Tls | None:
-    """Mutual TLS as options give it, all of it or nothing."""
+def tls_of(directory: Path | None, names: Sequence[str] = ("",)) -> Tls | None:
+    """Mutual TLS out of a directory with ca.pem, cert.pem and key.pem."""
     from ..control.address import Tls
 
-    if not any((ca, cert, key)):
+    if directory is None:
         return None
-    if not all((ca, cert, key)):
-        raise ConfigError("TLS needs --tls-ca, --tls-cert and --tls-key together")
-    return Tls(Path(ca), Path(cert), Path(key), tuple(names))
+    return Tls(directory / "ca.pem", directory / "cert.pem", directory / "key.pem", tuple(names))
 
 
 def _given(agent: Sequence[str]) -> dict[str, str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .node_table import as_dicts, table
-from .nodes import Agent, TlsCa, TlsCert, TlsKey, finish, fleet
+from .nodes import Agent, TlsFiles, finish, fleet
 from .ranks import Json, Report, RunDir, Session, Timeout, find, memory, nothing_runs, reports, text_table
 
 if TYPE_CHECKING:
@@ -40,9 +40,7 @@ def register(app: typer.Typer) -> None:
             typer.Argument(metavar="[PLAN]", help="With a plan: the state of its nodes, from their agents."),
         ] = None,
         agent: Agent = [],  # noqa: B006  # typer reads it only
-        tls_ca: TlsCa = "",
-        tls_cert: TlsCert = "",
-        tls_key: TlsKey = "",
+        tls: TlsFiles = None,
         run_dir: RunDir = "",
         session: Session = "",
         timeout: Timeout = 2.0,
@@ -54,7 +52,7 @@ def register(app: typer.Typer) -> None:
         Exits 1 if no rank runs, or if one is aborted or does not answer; with PLAN, if a node is not as planned.
         """
         if plan_file is not None:
-            nodes_of(plan_file, agent, tls_ca, tls_cert, tls_key, as_json)
+            nodes_of(plan_file, agent, tls, as_json)
         found = reports(run_dir, session, timeout)
         if as_json:
             print(json.dumps({"schema": SCHEMA, "ranks": [as_dict(one) for one in found]}, indent=2))
@@ -69,11 +67,11 @@ def register(app: typer.Typer) -> None:
         raise typer.Exit(0 if found and all(healthy(one) for one in found) else 1)
 
 
-def nodes_of(plan_file: Path, agent: list[str], ca: str, cert: str, key: str, as_json: bool) -> None:
+def nodes_of(plan_file: Path, agent: list[str], tls: Path | None, as_json: bool) -> None:
     """The nodes of a plan as their agents last saw them, with all findings; exits."""
     from ..mesh.finding import finding
 
-    with fleet(plan_file, agent, ca, cert, key) as nodes:
+    with fleet(plan_file, agent, tls) as nodes:
         states, silent = nodes.each(lambda one: one.status())
         found = [*nodes.missing, *silent, *(item for state in states.values() for item in state.findings)]
         for host, state in states.items():

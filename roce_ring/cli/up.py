@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .node_table import as_dicts, table
-from .nodes import Agent, Force, Json, PlanFile, TlsCa, TlsCert, TlsKey, finish, fleet
+from .nodes import Agent, Force, Json, PlanFile, TlsFiles, finish, fleet
 
 if TYPE_CHECKING:
     from ..mesh.agent.model import NodeStatus
@@ -26,9 +26,7 @@ def register(app: typer.Typer) -> None:
         dry_run: Annotated[bool, typer.Option(help="Print what would run on each node; change nothing.")] = False,
         prove: Annotated[bool, typer.Option(help="Then prove every path with RDMA writes.")] = True,
         force: Force = False,
-        tls_ca: TlsCa = "",
-        tls_cert: TlsCert = "",
-        tls_key: TlsKey = "",
+        tls: TlsFiles = None,
         as_json: Json = False,
     ) -> None:
         """Set a plan up on all its nodes, and prove its paths.
@@ -36,7 +34,7 @@ def register(app: typer.Typer) -> None:
         All nodes check the plan first; if one refuses, nothing changes anywhere. If one fails while it is set up, the
         others take it back. Again with the same plan it mends what is amiss.
         """
-        with fleet(plan_file, agent, tls_ca, tls_cert, tls_key) as nodes:
+        with fleet(plan_file, agent, tls) as nodes:
             if dry_run:
                 _dry_run(nodes, as_json)
             found = refused(nodes)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from .node_table import as_dicts, table
-from .nodes import Agent, Json, PlanFile, TlsCa, TlsCert, TlsKey, finish, fleet
+from .nodes import Agent, Json, PlanFile, TlsFiles, finish, fleet
 from .ranks import text_table
 
 if TYPE_CHECKING:
@@ -23,9 +23,7 @@ def register(app: typer.Typer) -> None:
     def verify(
         plan_file: PlanFile,
         agent: Agent = [],  # noqa: B006  # typer reads it only
-        tls_ca: TlsCa = "",
-        tls_cert: TlsCert = "",
-        tls_key: TlsKey = "",
+        tls: TlsFiles = None,
         as_json: Json = False,
     ) -> None:
         """Prove a plan that is up: all of it stands, every path carries RDMA writes both ways, relays pass them on.
@@ -33,7 +31,7 @@ def register(app: typer.Typer) -> None:
         Proof of a far path: its writes are acknowledged, the relay's rule counted their frames, and the relay's kernel
         forwarded none. Harmless beside a running session.
         """
-        with fleet(plan_file, agent, tls_ca, tls_cert, tls_key) as nodes:
+        with fleet(plan_file, agent, tls) as nodes:
             proven(nodes, SCHEMA, as_json)
 
 

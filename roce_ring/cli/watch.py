@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import RoceRingError
-from .nodes import Agent, Json, PlanFile, TlsCa, TlsCert, TlsKey, fleet
+from .nodes import Agent, Json, PlanFile, TlsFiles, fleet
 from .number import number
 
 if TYPE_CHECKING:
@@ -28,9 +28,7 @@ def register(app: typer.Typer) -> None:
         plan_file: PlanFile,
         agent: Agent = [],  # noqa: B006  # typer reads it only
         seconds: Annotated[float, number(float, 0, 86400, "Stop after so long; 0 goes on until interrupted.")] = 0.0,
-        tls_ca: TlsCa = "",
-        tls_cert: TlsCert = "",
-        tls_key: TlsKey = "",
+        tls: TlsFiles = None,
         as_json: Json = False,
     ) -> None:
         """Print events of all nodes as they happen: links, rules, error counters, leases, agents that go away.
@@ -38,7 +36,7 @@ def register(app: typer.Typer) -> None:
         Begins with those that the agents still keep. Exits 1 if a node cannot be watched any more.
         """
         events: queue.Queue[tuple[str, AgentEvent | RoceRingError]] = queue.Queue()
-        with fleet(plan_file, agent, tls_ca, tls_cert, tls_key) as nodes:
+        with fleet(plan_file, agent, tls) as nodes:
             for item in nodes.missing:
                 print(item, file=sys.stderr)
             for one in nodes.agents.values():

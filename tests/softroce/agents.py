@@ -37,6 +37,10 @@ class Agents:
         for node in self.ring.nodes:
             self.stop(node)
 
+    def run_dir(self, node: Node) -> str:
+        """Where the node's agent has its sockets, as every node sees it."""
+        return f"/mnt/{node.name}/run/roce-ring"
+
     def at_home(self, node: Node) -> str:
         """What a command has to begin with to see the node's own /run/roce-ring and /var/lib/roce-ring."""
         places = " && ".join(
@@ -62,7 +66,7 @@ class Agents:
 
     def roce_ring(self, verb: str, options: str = "", limit_s: float = 60) -> Result:
         """A verb that drives all nodes, run on the first."""
-        where = " ".join(f"--agent {n.name}=unix:/mnt/{n.name}/run/roce-ring/agent.sock" for n in self.ring.nodes)
+        where = " ".join(f"--agent {n.name}=unix:{self.run_dir(n)}/agent.sock" for n in self.ring.nodes)
         return self.ring.nodes[0].run(f"{PROGRAM} {verb} {self.plan} {where} {options}", limit_s)
 
     def document(self, verb: str, options: str = "") -> dict[str, Any]:

@@ -6,11 +6,15 @@ import json
 import time
 from collections.abc import Callable, Iterator
 
+import msgspec
 import pytest
 
+from mesh.loading import load_facts
+from mesh.planner import make_plan
 from tests.softroce import faults
 from tests.softroce.agents import Agents, kernel_state
-from tests.softroce.ring import Node, Ring
+from tests.softroce.ranks import PROGRAM, meeting
+from tests.softroce.ring import EXAMPLES, GEOMETRY, Node, Ring
 
 RING = (4, 2, 2)
 
@@ -207,3 +211,45 @@ def test_a_broken_path_is_named_by_verify(ring: Ring, plan_up: Agents) -> None:
     ]  # acknowledgements go back the same way, so both directions of one pair and plane
     assert "path-broken" in codes(broken)
     relay.run(f"tc filter del dev {rule.device} ingress protocol 0x88b5 pref 1").check()
+
+
+def test_a_running_session_is_not_cut_off(ring: Ring, plan_up: Agents) -> None:
+    """Ranks hold leases: `down` names them and does nothing. Ranks that die give theirs back, and then it works."""
+    where = meeting()
+    jobs = [
+        node.spawn(
+            f"ROCE_RING_RUN_DIR={plan_up.run_dir(node)} exec {PROGRAM} bench --join {where} --plan {plan_up.plan} "
+            "--provider verbs --mode full --sizes 1000 --iters 1000000",
+            120,
+        )
+        for node in ring.nodes
+    ]
+    held = eventually(lambda: plan_up.roce_ring("status").output.count("is in use by rank") == 4, 40)
+    assert held, [job.output for job in jobs]
+    before = [kernel_state(node) for node in ring.nodes]
+    refused = plan_up.roce_ring("down")
+    assert refused.status == 1 and "lease-held: s1: rank 0 of session default" in refused.output, refused.output
+    assert [kernel_state(node) for node in ring.nodes] == before
+    for job in jobs:
+        job.signal("KILL")
+    assert eventually(lambda: "is in use by" not in plan_up.roce_ring("status").output)
+    assert plan_up.roce_ring("down").status == 0
+
+
+def test_a_session_with_another_plan_is_refused(ring: Ring, plan_up: Agents) -> None:
+    """The plan of a session is not the one that stands: every rank says so, before a queue pair is made."""
+    other = make_plan(load_facts(EXAMPLES / GEOMETRY[4], order=("s2", "s1", "s4", "s3")))[0]
+    (ring.guest.share / "other.json").write_bytes(msgspec.json.encode(other))
+    where = meeting()
+    by_name = {node.name: node for node in ring.nodes}
+    jobs = [
+        by_name[host].spawn(
+            f"ROCE_RING_RUN_DIR={plan_up.run_dir(by_name[host])} exec {PROGRAM} bench --join {where} "
+            f"--plan /ring/other.json --rank {rank} --provider verbs --mode full --sizes 1000 --iters 1"
+        )
+        for rank, host in enumerate(other.hosts)
+    ]
+    for job in jobs:
+        said = job.wait()
+        assert said.status != 0
+        assert f"agent holds plan {ring.plan.hash[:12]}, the session has {other.hash[:12]}" in said.output, said.output
