@@ -166,6 +166,10 @@ class Address(Thing, frozen=True):
     def key(self) -> str:
         return f"address {self.hca.address} dev {self.hca.netdev}"
 
+    @property
+    def device(self) -> str:
+        return self.hca.netdev
+
     def sight(self, now: Snapshot) -> Sight:
         holders = [name for name, link in now.links.items() if self.hca.address in link.addresses]
         if not holders:
@@ -278,6 +282,10 @@ class Rule(Thing, frozen=True):
     @property
     def key(self) -> str:
         return f"rule {self.rule.ethertype:#06x} pref {self.rule.preference} dev {self.rule.device}"
+
+    @property
+    def device(self) -> str:
+        return self.rule.device
 
     def sight(self, now: Snapshot) -> Sight:
         match = {"src_mac": self.rule.match_source_mac, "dst_mac": self.rule.match_target_mac}

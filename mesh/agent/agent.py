@@ -365,11 +365,12 @@ class Agent:
                 packets, octets = thing.packets(now) or (-1, -1)
                 ours = thing.key in self._state.owned
                 things.append(ThingStatus(thing.key, sight.state, sight.seen, ours, packets, octets))
-                if not self._gave_up(thing):
+                if self._state.phase == "active" and not self._gave_up(thing):
                     found += _about(node, thing, sight, now)
-            found += self._failed_queues(node)
-            found += missing_gids(node, self._sysfs)
-            found += self._rises(node, plane)
+            if self._state.phase == "active":  # before and after, what is not there is no news
+                found += self._failed_queues(node)
+                found += missing_gids(node, self._sysfs)
+                found += self._rises(node, plane)
             self._publish(things, found)
 
     def _publish(self, things: Iterable[ThingStatus] = (), found: Iterable[Finding] = ()) -> None:
@@ -448,7 +449,8 @@ class Agent:
             save(self._directory, self._state)
         except StateError as failed:
             fix = "make room there, or let it be written to"
-            raise Refused([finding("object-failed", self._state.host, str(failed), "a state on disk", fix)]) from None
+            where = self._state.host or "this node's agent"
+            raise Refused([finding("object-failed", where, str(failed), "a state on disk", fix)]) from None
 
 
 def _look(plane: Dataplane, node: NodePlan, thorough: bool = True) -> Snapshot:

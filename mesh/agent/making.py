@@ -66,7 +66,7 @@ class Maker:
 
     def take_back(self, node: NodePlan, plane: Dataplane, keys: Collection[str]) -> list[Finding]:
         """Takes back those of our things that ``keys`` names, last made first. What cannot be taken back is a finding,
-        and stays ours."""
+        and stays ours. The caller keeps the state."""
         left: list[Finding] = []
         now = plane.look(node)
         filtered = False
@@ -80,7 +80,6 @@ class Maker:
                 left.append(finding("object-failed", f"{node.host}: {thing.key}", problem, "gone", fix))
             else:
                 del self._state.owned[thing.key]
-        self._keep()
         return left
 
     def _take_back(self, thing: Thing, now: Snapshot) -> str:
