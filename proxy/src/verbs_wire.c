@@ -20,9 +20,10 @@ RR_STATIC_ASSERT(27 == IMM_SEQ_BITS + 64 - RR_FLAG_SEQ_BITS && 2 * (RR_MAX_WORLD
 
 /* A tail that was lost is noticed by nobody: what the peer misses is the last it would have got, and the queue pair's
  * own timer is set to seconds. A write of no bytes behind it makes the peer say what it lacks, or acknowledge it all.
- */
-#define NUDGE_AFTER_NS 4000000ull
-#define NUDGE_AT_MOST_NS 128000000ull
+ * After 4, 8, 16 and 32 ms; then it is the timer's: a peer says it once only, and every post makes Soft-RoCE's timer
+ * begin anew. */
+#define NUDGE_FIRST_NS 4000000ull
+#define NUDGE_LAST_NS 32000000ull
 
 static void describe(struct ibv_send_wr *wr, struct ibv_sge *sge, const verbs_qp *qp, const void *from, uint32_t bytes,
                      uint64_t dst) {
@@ -100,12 +101,13 @@ void rr_verbs_nudge(rr_provider *provider, verbs_qp *qp, uint64_t now) {
     if (qp->posted == qp->retired || qp->retired != qp->retired_seen) {
         qp->retired_seen = qp->retired;
         qp->quiet_since_ns = now;
-        qp->nudge_after_ns = NUDGE_AFTER_NS;
+        qp->nudge_after_ns = NUDGE_FIRST_NS;
         return;
     }
-    if (qp->failed || !qp->room || now - qp->quiet_since_ns < qp->nudge_after_ns) return;
+    bool spent = qp->nudge_after_ns > NUDGE_LAST_NS;
+    if (qp->failed || !qp->room || spent || now - qp->quiet_since_ns < qp->nudge_after_ns) return;
     qp->quiet_since_ns = now;
-    if (qp->nudge_after_ns < NUDGE_AT_MOST_NS) qp->nudge_after_ns *= 2;
+    qp->nudge_after_ns *= 2;
     struct ibv_send_wr wr;
     struct ibv_sge sge;
     describe(&wr, &sge, qp, NULL, 0, provider->layout->notices);

@@ -48,14 +48,14 @@ static void one_sum(test_world *w, uint32_t rank) {
     }
 }
 
-static void open_pair(test_world *w, rr_provider_ops *ops, outcome *found) {
+static void open_pair(test_world *w, rr_provider_ops *ops, outcome *found, uint32_t dead_ms) {
     char why[512] = "";
     rr_hello hello[2];
     *ops = shm_one_mapping();
     ops->write = faulty_write;
     world_configure(w, 2, 20000);
     for (uint32_t r = 0; r < 2; r++) {
-        w->config[r].dead_ms = 200;
+        w->config[r].dead_ms = dead_ms;
         w->config[r].paths[1 - r] = 3;
         w->config[r].first_seq = (1ull << 32) - 2;
         w->proxy[r] = rr_proxy_create_with(&w->config[r], ops, why, sizeof why);
@@ -75,7 +75,7 @@ int main(void) {
     char why[256] = "";
     uint8_t used[RR_MAX_WORLD] = {0};
 
-    open_pair(&w, &ops, found);
+    open_pair(&w, &ops, found, 2000);
     world_run(&w, prove);
     for (uint32_t r = 0; r < 2; r++)
         for (uint32_t i = 0; i < RR_MAX_PATHS; i++)
@@ -91,7 +91,7 @@ int main(void) {
 
     if (!UNDER_TSAN) fault_of[1] = TORN; /* a tear is a data race, and would be reported as one */
     fault_of[2] = SILENT;
-    open_pair(&w, &ops, found);
+    open_pair(&w, &ops, found, 500); /* silence costs five times as much */
     world_run(&w, prove);
     for (uint32_t r = 0; r < 2; r++) {
         const uint8_t *v = found[r].verdict[1 - r];

@@ -26,7 +26,7 @@ static rr_layout layout;
 static uint8_t *base;
 static uint64_t published;
 static const char *dir;
-static uint64_t capacity = 65536;
+static uint64_t capacity; /* most bytes of an operation */
 
 static void fail(const char *what) {
     fprintf(stderr, "rank %u: %s\n", config.rank, what);
@@ -291,6 +291,7 @@ int main(int argc, char **argv) {
              rounds = (uint32_t)atoi(option(argc, argv, "--rounds", "300"));
     uint32_t bytes = (uint32_t)atoi(option(argc, argv, "--bytes", "61440"));
     dir = option(argc, argv, "--dir", NULL);
+    capacity = (uint64_t)atoll(option(argc, argv, "--capacity", "65536"));
     if (bytes > capacity) capacity = bytes;
     config.slot_bytes = rr_slot_bytes(capacity);
     parse_map(strdup(option(argc, argv, "--map", NULL)));
