@@ -33,9 +33,11 @@ class AgentError(RoceRingError):
 class AgentClient:
     """Use it as a context manager. Raises AgentError at once if nobody listens there."""
 
-    def __init__(self, address: Address, tls: Tls | None, host: str) -> None:
+    def __init__(self, address: Address, tls: Tls | None, host: str, way: str = "") -> None:
+        """``way``: how it is reached, in words, where the address says nothing to a user."""
         self.host = host
-        self._where = f"the agent of {host}" + ("" if address.unix is None else f" behind {address.unix}")
+        way = way or (f"at {address.target}" if address.unix is None else f"behind {address.unix}")
+        self._where = f"the agent of {host} {way}"
         if address.unix is not None:
             self._look_first(address)
             self._channel = grpc.insecure_channel(address.target, _OPTIONS)

@@ -8,7 +8,7 @@ from .address import Address
 
 # A client's first words and a server's first frame, RFC 9113 section 3.4: nine bytes of frame header, the fourth is the
 # type, and a server begins with SETTINGS, which is 4.
-_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 _FRAME_BYTES = 9
 _SETTINGS = 4
 _SHOWN = 40
@@ -19,7 +19,7 @@ def stranger(address: Address, timeout_s: float) -> str | None:
     or it is a gRPC server."""
     try:
         with _connect(address, timeout_s) as connection:
-            connection.sendall(_HELLO)
+            connection.sendall(HELLO)
             said = connection.recv(_FRAME_BYTES + _SHOWN)
     except OSError:
         return None
