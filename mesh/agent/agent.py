@@ -70,6 +70,8 @@ class Agent:
         plane = choose(self._named, node, self._run, self._sysfs)
         now = _look(plane, node)
         found = list(problems(plan, node, now, plane, self._sysfs))
+        if self._plan is not None and self._plan.hash != plan.hash:
+            found.append(self._conflict(plan))
         absent = _absent(plane, node, now)
         back = {thing.hca for thing in absent if isinstance(thing, Queue)}  # with their addresses
         steps = [step for x in absent if not (isinstance(x, Address) and x.hca in back) for step in x.make()]
@@ -79,8 +81,6 @@ class Agent:
         """The plan is checked, and kept for a commit."""
         plan, found, _ = self.validate(document, host)
         with self._work:
-            if self._plan is not None and self._plan.hash != plan.hash:
-                found.append(self._conflict(plan))
             raise_errors(found)
             self._state.staged, self._state.staged_host = document, host
             self._keep()

@@ -53,13 +53,27 @@ def prove(
     with ExitStack() as stack:
         ends = {host: stack.enter_context(_Ends(agent)) for host, agent in agents.items()}
         results = _write_all(plan, paths, ends)
-    after = {host: agent.status(look=True) for host, agent in agents.items()}
-    proofs, found = [], []
+    after, found = _look(agents)
+    proofs = []
     for name, path in paths.items():
         proof, problems = _judge(plan, path, results[name], before, after)
         proofs.append(proof)
         found += problems
     return proofs, found + _in_software(plan, before, after), after
+
+
+def _look(agents: Mapping[str, AgentClient]) -> tuple[dict[str, NodeStatus], list[Finding]]:
+    """All nodes as they are now, and a finding for each that does not answer any more."""
+    states, found = {}, []
+    with ThreadPoolExecutor(max_workers=max(1, len(agents))) as pool:
+        asked = {host: pool.submit(agent.status, True) for host, agent in agents.items()}
+    for host, future in asked.items():
+        try:
+            states[host] = future.result()
+        except RoceRingError as error:
+            fix = error.hint or "see the agent's log there"
+            found.append(finding("agent-unreachable", host, error.message, "an answer", fix))
+    return states, found
 
 
 class _Ends:
@@ -165,6 +179,8 @@ def _judge(
         where += f" via {' and '.join(via)}"
     rules = relays(plan, path)
     keys = [(rank, Rule(rule, hardware=True).key) for rank, rule in rules]
+    if not set(via) <= set(before) & set(after):
+        keys = []  # a relay that cannot be asked proves nothing, and refutes nothing
     relayed = tuple(_packets(plan, rank, key, after) - _packets(plan, rank, key, before) for rank, key in keys)
     latency = median(result.latencies_us) if result.latencies_us else 0.0
     proof = Proof(source, target, path.plane, via, result.ok, result.why, latency, relayed)

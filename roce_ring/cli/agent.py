@@ -61,8 +61,11 @@ def register(app: typer.Typer) -> None:
         try:
             state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
             served = AgentServer(lambda: Agent(state_dir, dataplane, version=__version__), run_dir, where, *groups)
-        except (StateError, OSError) as error:
+        except StateError as error:
             raise RoceRingError("setup", str(error)) from None
+        except OSError as error:
+            why = f"{error.filename or state_dir}: {(error.strerror or str(error)).lower()}"
+            raise RoceRingError("setup", f"the agent cannot start: {why}", "run it as root") from None
         try:
             served.run()
         finally:

@@ -45,8 +45,9 @@ def register(app: typer.Typer) -> None:
                 left, silent = nodes.each(lambda one: one.teardown(force))
                 found += [*silent, *(item for items in left.values() for item in items)]
                 for host, items in left.items():
-                    made = sum(thing.ours for thing in states[host].things)
-                    word = "nothing was there" if not states[host].plan_hash else "taken back"
+                    before = states.get(host)
+                    made = sum(thing.ours for thing in before.things) if before else 0
+                    word = "nothing was there" if before and not before.plan_hash else "taken back"
                     rows.append((host, str(made), f"{len(items)} left" if items else word))
             document = {
                 "schema": SCHEMA,

@@ -94,11 +94,13 @@ def tls_of(directory: Path | None, names: Sequence[str] = ("",)) -> Tls | None:
 
 
 def _given(agent: Sequence[str]) -> dict[str, str]:
-    given = {}
+    given: dict[str, str] = {}
     for text in agent:
         host, equals, address = text.partition("=")
         if not equals or not host or not address:
             raise ConfigError(f"--agent {text!r}: expected HOST=ADDRESS, like s1=ssh:root@s1 or s1=unix:/run/a.sock")
+        if host in given:
+            raise ConfigError(f"--agent gives {host} twice: {given[host]} and {address}", "give it once")
         given[host] = address
     return given
 

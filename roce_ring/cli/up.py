@@ -41,8 +41,8 @@ def register(app: typer.Typer) -> None:
             if found:
                 _say_nothing_changed(as_json)
                 finish(found, {"schema": SCHEMA, "nodes": []} if as_json else None, ())
-            before, silent = nodes.each(lambda one: one.status())
-            found = silent + _commit(nodes, before, force)
+            before, found = nodes.each(lambda one: one.status())
+            found = found or _commit(nodes, before, force)
             if not found and prove:
                 from .verify import proven
 

@@ -50,7 +50,8 @@ def proven(nodes: Fleet, schema: str, as_json: bool) -> None:
             fix = "'roce-ring up' with this plan"
             found.append(finding("plan-differs", host, seen, f"plan {nodes.plan.hash[:12]}, active", fix))
     found += [item for state in before.values() for item in state.findings]
-    ready = {host: nodes.agents[host] for host, state in before.items() if state.plan_hash == nodes.plan.hash}
+    stands = {host for host, state in before.items() if (state.plan_hash, state.phase) == (nodes.plan.hash, "active")}
+    ready = {host: nodes.agents[host] for host in before if host in stands}
     proofs, broken, after = prove(nodes.plan, ready, before)
     found += broken
     if as_json:

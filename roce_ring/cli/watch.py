@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import queue
-import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Annotated
@@ -38,7 +37,7 @@ def register(app: typer.Typer) -> None:
         events: queue.Queue[tuple[str, AgentEvent | RoceRingError]] = queue.Queue()
         with fleet(plan_file, agent, tls) as nodes:
             for item in nodes.missing:
-                print(item, file=sys.stderr)
+                _lost(item.where, item.seen, as_json)
             for one in nodes.agents.values():
                 threading.Thread(target=_follow, args=(one, events), daemon=True).start()
             until = time.monotonic() + seconds if seconds else float("inf")
@@ -51,7 +50,7 @@ def register(app: typer.Typer) -> None:
                     continue
                 if isinstance(event, RoceRingError):
                     watched, lost = watched - 1, True
-                    print(f"{host}: {event}", file=sys.stderr)
+                    _lost(host, event.message, as_json)
                 else:
                     _print(host, event, as_json)
         raise typer.Exit(1 if lost else 0)
@@ -61,8 +60,16 @@ def _follow(agent: AgentClient, events: queue.Queue[tuple[str, AgentEvent | Roce
     try:
         for event in agent.watch():
             events.put((agent.host, event))
+        raise RoceRingError("not-running", f"the agent of {agent.host} has ended", "see its log")
     except RoceRingError as error:
         events.put((agent.host, error))
+
+
+def _lost(host: str, why: str, as_json: bool) -> None:
+    """A node that is not watched, or not any more."""
+    from ..mesh.agent.model import AgentEvent
+
+    _print(host, AgentEvent(0, time.time(), "error", why), as_json)
 
 
 def _print(host: str, event: AgentEvent, as_json: bool) -> None:
