@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 AGENT_SOCKET, LEASE_SOCKET = "agent.sock", "lease.sock"
 HEALTH_SERVICE = "roce_ring.v1.MeshAgentService"  # SERVING while the plan stands and nothing is wrong with it
 MAX_REQUEST_BYTES = 4 << 20  # the plan of 16 nodes has half a megabyte
-_THREADS = 32  # each lease and each watch takes one
+_CALLS = 32  # at a time on each listener, each lease and each watch is one: those of others keep nobody from root's
 _NODE_LOCK = "\0roce-ring-mesh-agent"  # an abstract socket belongs to its network name space, as routes and rules do
 LOOK_S = 5.0
 _SETTLE_S = 0.1  # one change of a link makes a handful of messages
@@ -54,11 +54,12 @@ class AgentServer:
         self._stop, self._wake = threading.Event(), threading.Event()
         make_run_dir(directory)
         self._directory = directory
+        _let_in(directory, admin_group if group is None else group)
         self._locks: list[SocketLock] = []
         self._servicers: list[MeshAgentServicer] = []
         self._servers: list[grpc.Server] = []
         self._health = health.HealthServicer()
-        self._pool = DaemonPool(_THREADS, "roce-ring-agent")
+        self._pool = DaemonPool(_CALLS * (2 if listen is None else 3), "roce-ring-agent")
         self._monitor: subprocess.Popen[str] | None = None
         try:
             self._serve_unix(directory / AGENT_SOCKET, admin_group, changes=True)
@@ -134,7 +135,7 @@ class AgentServer:
 
     def _server(self, servicer: MeshAgentServicer) -> grpc.Server:
         options = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", MAX_REQUEST_BYTES)]
-        server = grpc.server(cast(Any, self._pool), options=options, maximum_concurrent_rpcs=_THREADS)
+        server = grpc.server(cast(Any, self._pool), options=options, maximum_concurrent_rpcs=_CALLS)
         pb_grpc.add_MeshAgentServiceServicer_to_server(servicer, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         self._servicers.append(servicer)
@@ -161,6 +162,8 @@ class AgentServer:
             log.warning("'ip monitor' cannot be started (%s): changes are found within %g s", error, LOOK_S)
             return
         assert self._monitor.stdout is not None
+        if self._stop.is_set():  # close() has looked for it already
+            self._monitor.kill()
         for _ in self._monitor.stdout:
             self._wake.set()
 
@@ -176,6 +179,16 @@ def _lock_node() -> socket.socket:
             "see 'systemctl status roce-ring-agent' and 'pgrep -af \"roce-ring agent\"'",
         ) from None
     return lock
+
+
+def _let_in(directory: Path, group: int | None) -> None:
+    """The group's members have to get as far as the sockets. systemd makes the directory the group's by itself."""
+    if group is not None and directory.stat().st_gid != group:
+        try:
+            os.chown(directory, -1, group)
+        except OSError as error:
+            why = (error.strerror or str(error)).lower()
+            raise SetupError(f"cannot give {directory} to the group: {why}", "run the agent as root") from None
 
 
 def _tell_systemd(state: str) -> None:
