@@ -209,8 +209,8 @@ static void verbs_tick(rr_provider *provider, uint64_t now) {
     ask_devices(provider);
 }
 
-/* What one queue pair says about its peer: enum rr_error, 0 while it works. */
-static uint32_t state_of(const rr_provider *provider, const verbs_qp *qp, uint64_t now, bool *doubt) {
+/* What one queue pair says about its peer: enum rr_error, 0 while it works. `since`: when it broke. */
+static uint32_t state_of(const rr_provider *provider, const verbs_qp *qp, uint64_t now, bool *doubt, uint64_t *since) {
     /* The first notice goes out when a wait has lasted half of late_ms; the last rank must know within dead_ms. */
     uint64_t dead = provider->config->dead_ms, late = provider->config->late_ms;
     uint64_t patience = (dead > 2 * late ? dead * 9 / 10 - late : dead / 2) * 1000000;
@@ -221,6 +221,7 @@ static uint32_t state_of(const rr_provider *provider, const verbs_qp *qp, uint64
         return RR_ERR_OK;
     }
     if (qp->failed == RR_ERR_INTERNAL) return RR_ERR_INTERNAL;
+    *since = qp->failed ? qp->failed_ns : qp->notices_since_ns + patience;
     return qp->hca->port_down ? RR_ERR_LINK_DOWN : RR_ERR_QP_ERROR;
 }
 
@@ -232,9 +233,10 @@ static int verbs_lost(rr_provider *provider, uint32_t peer, rr_loss *how) {
     ask_devices(provider);
     for (uint32_t i = 0; i < paths; i++) {
         const verbs_qp *qp = impl->qp[peer][i];
-        uint32_t here = state_of(provider, qp, now, &doubt);
+        uint64_t broke = now;
+        uint32_t here = state_of(provider, qp, now, &doubt, &broke);
         if (!here) continue;
-        if (qp->failed && qp->failed_ns < since) since = qp->failed_ns;
+        if (broke < since) since = broke;
         if (!bad++ || reason == RR_ERR_QP_ERROR) {
             reason = here;
             *how = (rr_loss){.path = i, .device = qp->hca->index, .status = qp->status};
