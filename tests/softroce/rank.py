@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import resource
 import sys
 import time
 from pathlib import Path
@@ -80,7 +79,7 @@ def run(order: dict[str, Any], plan: str, rank: int, world: int, progress: Path,
     if not order.get("times"):
         out["us"] = []
     out["log"], log.lines = log.lines, []
-    out["peak_kib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
     return out
 
 

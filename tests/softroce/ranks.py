@@ -6,6 +6,7 @@ import itertools
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -53,13 +54,15 @@ def bench(ring: Ring, options: str, **how: Any) -> list[dict[str, Any]]:
 class Ranks:
     """A rank on every node, ready for one session after another; a context manager."""
 
-    def __init__(self, ring: Ring, limit_s: float = 600) -> None:
+    def __init__(self, ring: Ring, limit_s: float = 600, first: Callable[[Node], str] = lambda node: "") -> None:
+        """``first``: shell words that each rank's command begins with."""
         self.ring = ring
         self._prefix = f"ranks-{next(_meetings)}"
         self._last = 0
         program = f"env PYTHONPATH={ROOT} {sys.executable} {ROOT}/tests/softroce/rank.py"
         self._jobs = [
-            node.spawn(f"exec {program} {plan_file(ring)} /ring/{self._prefix}", limit_s) for node in ring.nodes
+            node.spawn(f"{first(node)} exec {program} {plan_file(ring)} /ring/{self._prefix}", limit_s)
+            for node in ring.nodes
         ]
 
     def start(self, **order: Any) -> None:
@@ -78,6 +81,15 @@ class Ranks:
         files = [self._file(f"out.{node.plan.rank}") for node in self.ring.nodes if node.plan.rank != without]
         self._wait(files, timeout_s)
         return [json.loads(file.read_text()) for file in files]
+
+    def kill(self) -> None:
+        """All of them, without a word."""
+        for job in self._jobs:
+            job.signal("KILL")
+
+    def kill(self, rank: int) -> None:
+        """End this rank's process without a word."""
+        self.ring.nodes[rank].outside(f"ip netns pids {self.ring.nodes[rank].name} | xargs -r kill -KILL")
 
     def run(self, timeout_s: float = 50, **order: Any) -> list[dict[str, Any]]:
         self.start(**order)
