@@ -82,14 +82,9 @@ class Ranks:
         self._wait(files, timeout_s)
         return [json.loads(file.read_text()) for file in files]
 
-    def kill(self) -> None:
-        """All of them, without a word."""
-        for job in self._jobs:
-            job.signal("KILL")
-
     def kill(self, rank: int) -> None:
         """End this rank's process without a word."""
-        self.ring.nodes[rank].outside(f"ip netns pids {self.ring.nodes[rank].name} | xargs -r kill -KILL")
+        self._jobs[rank].signal("KILL")
 
     def run(self, timeout_s: float = 50, **order: Any) -> list[dict[str, Any]]:
         self.start(**order)

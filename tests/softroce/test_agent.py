@@ -13,10 +13,10 @@ from mesh.loading import load_facts
 from mesh.planner import make_plan
 from tests.softroce import faults
 from tests.softroce.agents import Agents, kernel_state
-from tests.softroce.ranks import PROGRAM, meeting
+from tests.softroce.ranks import PROGRAM, Ranks, meeting
 from tests.softroce.ring import EXAMPLES, GEOMETRY, Node, Ring
 
-RING = (4, 2, 2)
+RING = (4, 2)
 
 
 @pytest.fixture(scope="module")
@@ -215,23 +215,16 @@ def test_a_broken_path_is_named_by_verify(ring: Ring, plan_up: Agents) -> None:
 
 def test_a_running_session_is_not_cut_off(ring: Ring, plan_up: Agents) -> None:
     """Ranks hold leases: `down` names them and does nothing. Ranks that die give theirs back, and then it works."""
-    where = meeting()
-    jobs = [
-        node.spawn(
-            f"ROCE_RING_RUN_DIR={plan_up.run_dir(node)} exec {PROGRAM} bench --join {where} --plan {plan_up.plan} "
-            "--provider verbs --mode full --sizes 1000 --iters 1000000",
-            120,
-        )
-        for node in ring.nodes
-    ]
-    held = eventually(lambda: plan_up.roce_ring("status").output.count("is in use by rank") == 4, 40)
-    assert held, [job.output for job in jobs]
+    ranks = Ranks(ring, first=plan_up.at_home)
+    ranks.start(bytes=1000, ops=1000, pause_ms=200)
+    ranks.connected()
+    assert plan_up.roce_ring("status").output.count("is in use by rank") == 4
     before = [kernel_state(node) for node in ring.nodes]
     refused = plan_up.roce_ring("down")
     assert refused.status == 1 and "lease-held: s1: rank 0 of session default" in refused.output, refused.output
     assert [kernel_state(node) for node in ring.nodes] == before
-    for job in jobs:
-        job.signal("KILL")
+    for rank in range(4):
+        ranks.kill(rank)
     assert eventually(lambda: "is in use by" not in plan_up.roce_ring("status").output)
     assert plan_up.roce_ring("down").status == 0
 
