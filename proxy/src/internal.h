@@ -84,6 +84,9 @@ struct rr_proxy {
 
 uint64_t rr_now_ns(void);
 
+/* progress.c: the progress thread, from start to stop. */
+void *rr_progress_main(void *proxy);
+
 /* region.c */
 int rr_region_create(rr_proxy *proxy, rr_why why);
 void rr_region_unlink(rr_proxy *proxy);
