@@ -130,7 +130,7 @@ static int connect_path(rr_provider *provider, uint32_t peer, uint32_t path, con
     if (!end->qpn && !provider->down[peer][path]) provider->down[peer][path] = RR_PATH_DOWN_THERE;
     if (provider->down[peer][path]) return 0;
     return rr_verbs_qp_connect(impl->verbs, impl->qp[peer][path], end, theirs->region_addr,
-                               config->hops[peer][path] > 1 ? RR_FORWARD_FLOW_LABEL : 0, config->dead_ms,
+                               config->hops[peer][path] > 1 ? RR_FORWARD_FLOW_LABEL : 0, config->dead_ms * 7 / 8,
                                what(peer, path, text), why);
 }
 
@@ -209,45 +209,46 @@ static void verbs_tick(rr_provider *provider, uint64_t now) {
     ask_devices(provider);
 }
 
-/* What one queue pair says about its peer: enum rr_error, 0 while it works. `since`: when it broke. */
-static uint32_t state_of(const rr_provider *provider, const verbs_qp *qp, uint64_t now, bool *doubt, uint64_t *since) {
+/* What one queue pair says about its peer: enum rr_error and since when; 0 while it works. */
+static uint32_t state_of(const rr_provider *provider, const verbs_qp *qp, uint64_t now, uint64_t *since, bool *doubt) {
     /* The first notice goes out when a wait has lasted half of late_ms; the last rank must know within dead_ms. */
     uint64_t dead = provider->config->dead_ms, late = provider->config->late_ms;
-    uint64_t patience = (dead > 2 * late ? dead * 9 / 10 - late : dead / 2) * 1000000;
+    uint64_t patience = (dead > 2 * late ? dead * 3 / 4 - late / 2 : dead / 2) * 1000000;
     uint64_t silence = qp->notices ? now - qp->notices_since_ns : 0;
+    *since = qp->failed ? qp->failed_ns : qp->notices_since_ns + patience;
     if (qp->hca->lost) return RR_ERR_DEVICE_LOST;
     if (!qp->failed && silence <= patience) {
         *doubt |= silence > DOUBT_NS;
         return RR_ERR_OK;
     }
     if (qp->failed == RR_ERR_INTERNAL) return RR_ERR_INTERNAL;
-    *since = qp->failed ? qp->failed_ns : qp->notices_since_ns + patience;
     return qp->hca->port_down ? RR_ERR_LINK_DOWN : RR_ERR_QP_ERROR;
 }
 
 static int verbs_lost(rr_provider *provider, uint32_t peer, rr_loss *how) {
     verbs_impl *impl = provider->impl;
-    uint64_t now = rr_now_ns(), since = now;
+    uint64_t now = rr_now_ns(), first = now, grace = provider->config->dead_ms * 1000000ull / 8;
     uint32_t bad = 0, reason = RR_ERR_OK, paths = provider->config->paths[peer];
     bool doubt = false;
     ask_devices(provider);
     for (uint32_t i = 0; i < paths; i++) {
         const verbs_qp *qp = impl->qp[peer][i];
-        uint64_t broke = now;
-        uint32_t here = state_of(provider, qp, now, &doubt, &broke);
+        uint64_t since;
+        uint32_t here = state_of(provider, qp, now, &since, &doubt);
         if (!here) continue;
-        if (broke < since) since = broke;
+        if (since < first) first = since;
         if (!bad++ || reason == RR_ERR_QP_ERROR) {
             reason = here;
             *how = (rr_loss){.path = i, .device = qp->hca->index, .status = qp->status};
         }
     }
     if (reason != RR_ERR_QP_ERROR) return (int)reason;
+    /* Another path may be about to fail, too; and who sits at the end of a cut cable knows that it was the cable, and
+     * its word is on the way. */
+    if (now - first < (grace < BLAME_AFTER_NS ? grace : BLAME_AFTER_NS)) return RR_ERR_OK;
     /* Nothing gets through on any path and no device of ours is to blame: it is the peer. */
     if (bad == paths) return RR_ERR_PEER_DEAD;
-    /* One path failed. Another may be about to; and who sits at the end of a cut cable knows that it was the cable, and
-     * its word is on the way. */
-    return doubt || now - since < BLAME_AFTER_NS ? RR_ERR_OK : RR_ERR_QP_ERROR;
+    return doubt ? RR_ERR_OK : RR_ERR_QP_ERROR;
 }
 
 const rr_provider_ops rr_provider_verbs = {

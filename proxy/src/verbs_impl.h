@@ -133,14 +133,18 @@ const char *rr_gid_text(const uint8_t gid[16], char out[RR_GID_TEXT]);
 int rr_verbs_qp_create(const rr_verbs *verbs, verbs_qp *qp, const char *what, rr_why why);
 /* What a peer must know of a queue pair. */
 void rr_verbs_qp_end(const verbs_qp *qp, rr_hello_path *end);
-/* `base`: the peer's address that offsets are added to. Asks the kernel for the peer's MAC, which may take a second. */
+/* `base`: the peer's address that offsets are added to. `bound_ms`: when it must have given up a peer that does not
+ * answer. Asks the kernel for the peer's MAC, which may take a second. */
 int rr_verbs_qp_connect(const rr_verbs *verbs, verbs_qp *qp, const rr_hello_path *end, uint64_t base,
-                        uint32_t flow_label, uint32_t dead_ms, const char *what, rr_why why);
+                        uint32_t flow_label, uint32_t bound_ms, const char *what, rr_why why);
 /* Marks the packets that a neighbour's NIC must forward: becomes UDP source port 65535, which the mesh's rules match.
  */
 #define RR_FORWARD_FLOW_LABEL 16383u
-#define RR_RETRIES 6
-uint8_t rr_verbs_timeout(uint32_t dead_ms);
+typedef struct verbs_retry {
+    uint8_t timeout, retries; /* as a queue pair's attributes */
+} verbs_retry;
+/* The longest that a queue pair may try for without exceeding `bound_ms`. */
+verbs_retry rr_verbs_retry(uint32_t bound_ms);
 /* The queue pair is of no use any more. The first reason stands. */
 void rr_verbs_qp_fail(verbs_qp *qp, uint32_t reason, uint32_t status);
 /* A receive without a buffer, for the immediate data of one flag. False if the queue pair refuses. */

@@ -7,15 +7,19 @@
 
 #define RR_HOP_LIMIT 64
 
-/* A queue pair gives up after (retries + 1) timeouts of 4.096 us * 2^timeout each. The largest timeout for which that
- * stays within dead_ms: a flap shorter than this heals in place, and nobody is blamed earlier than the session's own
- * bound. 6 retries and not the field's maximum of 7, because Soft-RoCE takes 7 to mean "for ever". A device may stretch
- * a timeout up to fourfold (InfiniBand specification, "Local ACK Timeout"); the bound of unanswered notices holds all
- * the same. */
-uint8_t rr_verbs_timeout(uint32_t dead_ms) {
-    uint8_t timeout = 1; /* 0 would mean "wait for ever" */
-    while (timeout < 31 && (RR_RETRIES + 1) * 4096ull << (timeout + 1) <= dead_ms * 1000000ull) timeout++;
-    return timeout;
+/* A queue pair gives up after (retries + 1) timeouts of 4.096 us * 2^timeout each (InfiniBand specification, "Local ACK
+ * Timeout"). 4 to 6 retries: fewer would not outlive a lossy moment, and 7, the field's maximum, means "for ever" to
+ * Soft-RoCE. 5, 6 or 7 equal waits and powers of two come to between 7/10 of a bound and all of it. A device may
+ * stretch a timeout up to fourfold; the bound of unanswered notices holds all the same. */
+verbs_retry rr_verbs_retry(uint32_t bound_ms) {
+    verbs_retry best = {1, 4}; /* a timeout of 0 would mean "wait for ever" */
+    uint64_t most = 0;
+    for (uint8_t timeout = 1; timeout < 32; timeout++)
+        for (uint8_t retries = 4; retries <= 6; retries++) {
+            uint64_t ns = (retries + 1) * 4096ull << timeout;
+            if (ns > most && ns <= bound_ms * 1000000ull) most = ns, best = (verbs_retry){timeout, retries};
+        }
+    return best;
 }
 
 int rr_verbs_qp_create(const rr_verbs *verbs, verbs_qp *qp, const char *what, rr_why why) {
@@ -66,7 +70,7 @@ static int cannot_reach(const verbs_hca *hca, const char *what, const rr_hello_p
 }
 
 int rr_verbs_qp_connect(const rr_verbs *verbs, verbs_qp *qp, const rr_hello_path *end, uint64_t base,
-                        uint32_t flow_label, uint32_t dead_ms, const char *what, rr_why why) {
+                        uint32_t flow_label, uint32_t bound_ms, const char *what, rr_why why) {
     if (end->mtu < IBV_MTU_2048 || end->mtu > IBV_MTU_4096)
         return rr_fail(why, "the peer's end of %s has no valid MTU; both ends must run the same version", what);
     int index = rr_gid_find(verbs, qp->hca->context, qp->hca->name, &qp->hca->gid, why);
@@ -89,9 +93,10 @@ int rr_verbs_qp_connect(const rr_verbs *verbs, verbs_qp *qp, const rr_hello_path
                                   IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
                                       IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
     if (failed) return cannot_reach(qp->hca, what, end, failed, why);
+    verbs_retry retry = rr_verbs_retry(bound_ms);
     attr = (struct ibv_qp_attr){.qp_state = IBV_QPS_RTS,
-                                .timeout = rr_verbs_timeout(dead_ms),
-                                .retry_cnt = RR_RETRIES,
+                                .timeout = retry.timeout,
+                                .retry_cnt = retry.retries,
                                 .sq_psn = qp->psn,
                                 .max_rd_atomic = 1};
     failed = verbs->modify_qp(qp->qp, &attr,
