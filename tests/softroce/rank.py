@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import sys
 import time
 from pathlib import Path
@@ -108,7 +107,7 @@ def main() -> None:
         out = run(json.loads(order.read_text()), plan, rank, world, Path(f"{prefix}.{number}.up.{rank}"), log)
         part = Path(f"{prefix}.{number}.part.{rank}")
         part.write_text(json.dumps(out))
-        os.rename(part, f"{prefix}.{number}.out.{rank}")
+        part.rename(f"{prefix}.{number}.out.{rank}")
 
 
 if __name__ == "__main__":

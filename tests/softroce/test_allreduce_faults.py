@@ -56,7 +56,7 @@ def impaired(ring: Ring, how: list[str]) -> Iterator[None]:
 
 def ended_by(ranks: Ranks, fault: Callable[[], object], without: int | None = None) -> list[dict[str, Any]]:
     """Every rank's abort after `fault` struck a session that would have gone on: in time, and with no wrong value. (To
-    close a session may take longer: Soft-RoCE does not let go of a queue pair whose frames are stuck in a dead port.)"""
+    close may take longer: Soft-RoCE does not let go of a queue pair whose frames are stuck in a dead port.)"""
     ranks.start(ops=FOREVER, bytes=65536, settings=QUICK)
     ranks.connected()
     time.sleep(TIME_S)
