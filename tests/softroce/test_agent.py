@@ -17,6 +17,7 @@ from tests.softroce.ranks import PROGRAM, Ranks, meeting
 from tests.softroce.ring import EXAMPLES, GEOMETRY, Node, Ring
 
 RING = (4, 2)
+pytestmark = pytest.mark.timeout(150)  # a dozen programs start in one slow guest
 
 
 @pytest.fixture(scope="module")
