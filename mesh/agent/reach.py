@@ -23,6 +23,7 @@ from .server import AGENT_SOCKET
 
 RUN_DIR = Path("/run/roce-ring")
 CONNECT_S = 10.0
+LOGIN_S = CONNECT_S + 5  # in all
 _DESTINATION = re.compile(r"([A-Za-z0-9._-]+@)?([A-Za-z0-9][A-Za-z0-9._-]*)")
 
 
@@ -113,7 +114,7 @@ def _forward(
         why = (error.strerror or str(error)).lower()
         raise AgentError("failed", f"'{ssh[0]}' cannot be started: {why}", "see whether it is a program") from None
     stack.callback(_end, process)
-    deadline = time.monotonic() + CONNECT_S + 5
+    deadline = time.monotonic() + LOGIN_S
     while not local.exists():
         if process.poll() is not None or time.monotonic() > deadline or over.is_set():
             _end(process)
