@@ -74,7 +74,9 @@ def install(tools: Tools) -> str:
     if os.geteuid() == 0 and shutil.which("apt-get"):
         try:
             sh("apt-get", "update", "-q")
-            sh("apt-get", "install", "-qy", "--no-install-recommends", *packages, DEBIAN_FRONTEND="noninteractive")
+            wait = ("-o", "DPkg::Lock::Timeout=300")  # for who else installs: the system's own upgrades, another run
+            options = ("-qy", "--no-install-recommends")
+            sh("apt-get", *wait, "install", *options, *packages, DEBIAN_FRONTEND="noninteractive")
         except subprocess.CalledProcessError:
             return f"apt-get could not install {' '.join(packages)}"
         return ""
