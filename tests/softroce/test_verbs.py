@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,24 +13,34 @@ from typing import Any
 import msgspec
 import pytest
 
-from mesh.model import Hca
+from mesh.model import Hca, Plan
 from tests.softroce import byhand, faults
-from tests.softroce.ring import Node, Ring
+from tests.softroce.guest import Job
+from tests.softroce.ring import Node, Ring, plan_of
 
 RANK = Path(__file__).with_name("verbs_node.py")
 PYTHON = f"PYTHONPATH={RANK.parents[2]} {sys.executable}"
 _sessions = itertools.count()
 
 
-def session(ring: Ring, how: str = "", seconds: float = 0.2) -> list[dict[str, Any]]:
-    """What every rank says of one session."""
-    folder = f"/ring/session.{next(_sessions)}"
-    (ring.guest.share / "plan.json").write_bytes(msgspec.json.encode(ring.plan))
-    ring.guest.run(f"mkdir {folder}").check()
+def start(ring: Ring, plan: Plan, how: str = "", seconds: float = 0.2) -> tuple[Path, list[Job]]:
+    """Every rank of one session; and the folder in which they meet."""
+    folder = f"session.{next(_sessions)}"
+    (ring.guest.share / f"{folder}.json").write_bytes(msgspec.json.encode(plan))
+    ring.guest.run(f"mkdir /ring/{folder}").check()
     jobs = [
-        node.spawn(f"{PYTHON} {RANK} {folder} {rank} /ring/plan.json {seconds} {how}", 60)
+        node.spawn(f"{PYTHON} {RANK} /ring/{folder} {rank} /ring/{folder}.json {seconds} {how}", 60)
         for rank, node in enumerate(ring.nodes)
     ]
+    return ring.guest.share / folder, jobs
+
+
+def session(ring: Ring, how: str = "") -> list[dict[str, Any]]:
+    """What every rank says of one session."""
+    return outcomes(start(ring, ring.plan, how)[1])
+
+
+def outcomes(jobs: list[Job]) -> list[dict[str, Any]]:
     return [json.loads(job.wait().check().splitlines()[-1]) for job in jobs]
 
 
@@ -131,6 +142,19 @@ def test_two_ranks_without_any_path_are_refused_on_all_in_the_same_words(whole: 
     assert "ranks 0 and 1 cannot reach each other: s1 " in error and "(plane 0)" in error and "(plane 1)" in error
     assert "not active" in error and "fix: check these cables" in error
     assert all("ops" not in one for one in said)
+
+
+def test_only_devices_that_the_plan_uses_are_opened(planned_ring: Ring) -> None:
+    """The others may have no cable, and a session that touches them could fail for it."""
+    folder, jobs = start(planned_ring, plan_of(4, planes=1), seconds=1)
+    deadline = time.monotonic() + 30
+    while len(list(folder.glob("up.*"))) < len(jobs):
+        assert time.monotonic() < deadline, [job.output for job in jobs]
+        time.sleep(0.02)
+    opened = json.loads(planned_ring.nodes[0].run("rdma -j resource show qp").check())
+    all_right(outcomes(jobs))
+    devices = {one["ifname"] for one in opened if one.get("comm", "").startswith("python")}
+    assert devices == {hca.rdma for hca in planned_ring.nodes[0].plan.hcas if hca.plane == 0}
 
 
 def probing(node: Node, code: str, prefix: str = "") -> str:
