@@ -74,6 +74,26 @@ static void retry_budget_fits_the_bound(void) {
     }
 }
 
+/* A completion says which queue pair, which post, and of which generation: one of an earlier generation is nobody's. */
+static void work_request_ids_say_whose_they_are(void) {
+    for (uint32_t peer = 0; peer < RR_MAX_WORLD; peer++)
+        for (uint32_t path = 0; path < RR_MAX_PATHS; path++)
+            for (uint32_t k = 0; k < 64; k++) {
+                uint32_t generation = k * 0x2491u, position = 0xffffffe0u + k; /* both wrap */
+                uint64_t id = RR_ID(generation, position, peer, path), ids[] = {id, id | RR_ID_LAST};
+                for (uint32_t i = 0; i < 2; i++) {
+                    CHECK(RR_ID_PEER(ids[i]) == peer && RR_ID_PATH(ids[i]) == path, "%llx", (unsigned long long)ids[i]);
+                    CHECK(RR_ID_POSITION(ids[i]) == position && !RR_ID_IS_RECEIVE(ids[i]), "position %u", position);
+                    CHECK(RR_ID_IS_OF(ids[i], generation), "generation %u", generation);
+                    for (uint32_t bit = 0; bit < 14; bit++)
+                        CHECK(!RR_ID_IS_OF(ids[i], generation ^ 1u << bit), "generation %u, bit %u", generation, bit);
+                }
+                uint64_t receive = RR_ID_RECEIVE(peer, path);
+                CHECK(RR_ID_IS_RECEIVE(receive) && RR_ID_PEER(receive) == peer && RR_ID_PATH(receive) == path,
+                      "receive");
+            }
+}
+
 static struct ibv_gid_entry entry(uint32_t index, uint32_t type, uint32_t netdev, const char *address) {
     struct ibv_gid_entry e = {.gid_index = index, .port_num = RR_PORT, .gid_type = type, .ndev_ifindex = netdev};
     int part[4];
@@ -128,6 +148,7 @@ int main(void) {
     missing_devices_are_named();
     bad_settings_are_refused();
     retry_budget_fits_the_bound();
+    work_request_ids_say_whose_they_are();
     gid_comes_from_the_table();
     the_planned_address_is_taken();
     return 0;

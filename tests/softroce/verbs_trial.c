@@ -143,6 +143,10 @@ static void wait_flags(uint32_t src, uint32_t phase, uint64_t seq, uint32_t byte
     }
 }
 
+/* What a kernel says of itself. */
+static void begin(uint64_t seq) { rr_store_relaxed(&rr_kernel_line_of(proxy)->seq_started, seq); }
+static void end(uint64_t seq) { rr_store_relaxed(&rr_kernel_line_of(proxy)->seq_done, seq); }
+
 static uint64_t send_at(uint64_t seq) { return layout.send + seq % RR_SLOTS * 2 * layout.slot_bytes; }
 static uint64_t recv_at(uint64_t seq, uint32_t src) {
     return layout.recv + (seq % RR_SLOTS * config.world + src) * layout.slot_bytes;
@@ -162,6 +166,7 @@ static rr_command command(uint64_t seq, uint8_t op, uint8_t phase, uint32_t byte
 }
 
 static void broadcast(uint64_t seq, uint32_t bytes) {
+    begin(seq);
     fill(base + send_at(seq), seq, config.rank, bytes);
     publish(command(seq, RR_OP_BROADCAST, 0, bytes));
     for (uint32_t p = 0; p < config.world; p++) {
@@ -169,9 +174,11 @@ static void broadcast(uint64_t seq, uint32_t bytes) {
         wait_flags(p, 0, seq, bytes);
         check(base + recv_at(seq, p), seq, p, 0, bytes);
     }
+    end(seq);
 }
 
 static void scatter(uint64_t seq, uint32_t bytes) {
+    begin(seq);
     uint32_t chunk = (uint32_t)rr_round_up(bytes / config.world + 1, 16),
              mine = rr_chunk_bytes(bytes, chunk, config.rank);
     fill(base + send_at(seq), seq, config.rank, bytes);
@@ -183,9 +190,11 @@ static void scatter(uint64_t seq, uint32_t bytes) {
         wait_flags(p, 0, seq, mine);
         check(base + recv_at(seq, p), seq, p, config.rank * chunk, mine);
     }
+    end(seq);
 }
 
 static void put(uint64_t seq, uint32_t bytes) {
+    begin(seq);
     uint32_t next = (config.rank + 1) % config.world, previous = (config.rank + config.world - 1) % config.world;
     fill(base + send_at(seq), seq, config.rank, bytes);
     rr_command cmd = command(seq, RR_OP_PUT, 0, bytes);
@@ -196,6 +205,7 @@ static void put(uint64_t seq, uint32_t bytes) {
     publish(command(seq, RR_OP_BROADCAST, 1, 0));
     for (uint32_t p = 0; p < config.world; p++)
         if (p != config.rank) wait_flags(p, 1, seq, 0);
+    end(seq);
 }
 
 static int by_value(const void *a, const void *b) {
@@ -211,14 +221,16 @@ static uint64_t timed(uint64_t seq, uint32_t bytes, uint32_t rounds, uint64_t *n
         for (uint32_t step = 0; step < 2; step++) {
             uint32_t size = step ? 0 : bytes;
             seq++;
+            begin(seq);
             fill(base + send_at(seq), seq, config.rank, size);
-            uint64_t begin = rr_now_ns();
+            uint64_t at = rr_now_ns();
             publish(command(seq, RR_OP_BROADCAST, 0, size));
             for (uint32_t p = 0; p < config.world; p++)
                 if (p != config.rank) wait_flags(p, 0, seq, size);
-            (step ? ns_empty : ns)[i] = rr_now_ns() - begin;
+            (step ? ns_empty : ns)[i] = rr_now_ns() - at;
             for (uint32_t p = 0; p < config.world; p++)
                 if (p != config.rank) check(base + recv_at(seq, p), seq, p, 0, size);
+            end(seq);
         }
     }
     qsort(ns, rounds, sizeof ns[0], by_value);
@@ -232,9 +244,9 @@ static void prove(int imm) {
     static verdicts all[RR_MAX_WORLD];
     char why[1024] = "";
     uint8_t used[RR_MAX_WORLD] = {0};
-    uint64_t begin = rr_now_ns();
+    uint64_t at = rr_now_ns();
     if (rr_proxy_litmus(proxy, (uint32_t)imm, &all[config.rank][0][0], why, sizeof why)) fail(why);
-    double ms = (double)(rr_now_ns() - begin) / 1e6;
+    double ms = (double)(rr_now_ns() - at) / 1e6;
     put_file("litmus", all[config.rank], sizeof all[0]);
     for (uint32_t p = 0; p < config.world; p++) get_file("litmus", p, all[p], sizeof all[0]);
     printf("rank %u: litmus of %.1f ms says", config.rank, ms);
@@ -318,13 +330,13 @@ int main(int argc, char **argv) {
     base = rr_proxy_region(proxy);
     rr_proxy_layout(proxy, &layout);
 
-    uint64_t seq = 0, begin = rr_now_ns();
+    uint64_t seq = 0, started = rr_now_ns();
     while (seq < ops) {
         seq++;
         uint32_t size = (uint32_t)(mix(seq) % 4 ? mix(seq * 3) % (capacity + 1) : mix(seq * 5) % 64);
         (seq % 3 == 0 ? broadcast : seq % 3 == 1 ? scatter : put)(seq, size);
     }
-    double mixed_s = (double)(rr_now_ns() - begin) / 1e9;
+    double mixed_s = (double)(rr_now_ns() - started) / 1e9;
     uint64_t *ns = calloc(rounds, 8), *ns_empty = calloc(rounds, 8);
     timed(seq, bytes, rounds, ns, ns_empty);
     int unfinished = rr_proxy_stop(proxy, 2000);
