@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 AGENT_SOCKET, LEASE_SOCKET = "agent.sock", "lease.sock"
 HEALTH_SERVICE = "roce_ring.v1.MeshAgentService"  # SERVING while the plan stands and nothing is wrong with it
 MAX_REQUEST_BYTES = 4 << 20  # the plan of 16 nodes has half a megabyte
-_CALLS = 32  # at a time on each listener, each lease and each watch is one: those of others keep nobody from root's
+_CALLS = 16  # at a time on each listener, each lease and each watch is one: those of others keep nobody from root's
 _NODE_LOCK = "\0roce-ring-mesh-agent"  # an abstract socket belongs to its network name space, as routes and rules do
 LOOK_S = 5.0
 _SETTLE_S = 0.1  # one change of a link makes a handful of messages
@@ -50,11 +50,15 @@ class AgentServer:
         """``make_agent``: called once this node is known to be ours. ``group``: who may hold leases and look;
         ``admin_group``: who may change the node. Else only root."""
         self._node_lock = _lock_node()
-        self._agent = make_agent()
-        self._stop, self._wake = threading.Event(), threading.Event()
-        make_run_dir(directory)
+        try:
+            self._agent = make_agent()
+            make_run_dir(directory)
+            _let_in(directory, admin_group if group is None else group)
+        except BaseException:
+            self._node_lock.close()
+            raise
         self._directory = directory
-        _let_in(directory, admin_group if group is None else group)
+        self._stop, self._wake = threading.Event(), threading.Event()
         self._locks: list[SocketLock] = []
         self._servicers: list[MeshAgentServicer] = []
         self._servers: list[grpc.Server] = []
