@@ -25,6 +25,7 @@ from mesh.agent.client import AgentClient, AgentError
 from mesh.agent.server import AgentServer
 from mesh.finding import Refused
 from mesh.loading import plan_text
+from roce_ring.cli.main import main
 from roce_ring.control.address import Address, Tls, parse_address
 from roce_ring.errors import ConfigError, SetupError
 from roce_ring.lease import Lease
@@ -269,12 +270,19 @@ def test_a_lease_keeps_the_plan_until_it_is_given_back(bench: Bench, place: Path
 
 
 HOLD = """
-import sys, time
+import sys, threading
 from pathlib import Path
-from roce_ring.lease import Lease
-lease = Lease(Path(sys.argv[1]), "decode", "rank 3", sys.argv[2])
-print("held", flush=True)
-time.sleep(60)
+from mesh.agent.client import AgentClient
+from roce_ring.control.address import Address
+from roce_ring.control.proto.roce_ring.v1.mesh_agent_service_pb2 import HoldLeaseRequest
+
+def ask():
+    yield HoldLeaseRequest(session="decode", holder="rank 3", plan_hash=sys.argv[2])
+    threading.Event().wait()
+
+path = Path(sys.argv[1])
+for answer in AgentClient(Address(f"unix:{path}", path, True), None, "s1").lease(ask()):
+    print("held" if answer == () else answer, flush=True)
 """
 
 
@@ -373,7 +381,7 @@ def test_an_agent_comes_and_goes(place: Path) -> None:
         began = time.monotonic()
         agent.process.send_signal(signal.SIGTERM)
         assert agent.process.wait(10) == 0
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 4  # two, and two for a busy machine
         stream.join(5)
         assert not stream.is_alive()
         until(lambda: children(agent.process.pid) == [], "nothing of it stays")
@@ -385,7 +393,6 @@ def children(pid: int) -> list[str]:
     return shown.stdout.split()
 
 
-@needs_net
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -395,26 +402,30 @@ def children(pid: int) -> list[str]:
         (("--state-dir", "/proc/nowhere"), "the agent cannot start: /proc/nowhere"),
         (("--run-dir", "/no/such/place"), "cannot create the run directory /no/such/place"),
         (("--listen", "0.0.0.0:7000", "--tls", "/etc"), "name the management address"),
+        (("--dataplane", "soft"), "state file"),
     ],
 )
-def test_an_agent_that_cannot_start_says_why(place: Path, options: tuple[str, ...], said: str) -> None:
-    with Process(place, *options) as agent:
-        _, text = agent.process.communicate(timeout=20)
-        assert agent.process.returncode == 2
-        assert said in text
-        assert "Traceback" not in text
-
-
-@needs_net
-def test_an_unreadable_state_ends_with_2_and_is_kept(place: Path) -> None:
-    """systemd does not try again at 2 (RestartPreventExitStatus)."""
+def test_an_agent_that_cannot_start_says_why(
+    place: Path,
+    options: tuple[str, ...],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """With 2, at which systemd does not try again (RestartPreventExitStatus). A broken state file is kept."""
+    monkeypatch.setattr("roce_ring.mesh.agent.server._NODE_LOCK", server._NODE_LOCK)
     (place / "state").mkdir()
-    (place / "state" / "agent.json").write_text("{oops")
-    with Process(place) as agent:
-        _, text = agent.process.communicate(timeout=20)
-    assert agent.process.returncode == 2
-    assert text.startswith("roce-ring: state file")
-    assert (place / "state" / "agent.json").read_text() == "{oops"
+    if said == "state file":
+        (place / "state" / "agent.json").write_text("{oops")
+    where = ["--state-dir", str(place / "state"), "--run-dir", str(place / "run")]
+    monkeypatch.setattr(sys, "argv", ["roce-ring", "agent", *where, *options])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2
+    first, *rest = capsys.readouterr().err.splitlines()
+    assert first.startswith("roce-ring: ") and said in first
+    assert len(rest) <= 1
+    assert said != "state file" or (place / "state" / "agent.json").read_text() == "{oops"
 
 
 def test_tls_files_that_are_missing_are_all_named(idle: Agent, place: Path) -> None:
