@@ -35,12 +35,12 @@ class Proof:
     def between(self, a: int, b: int) -> tuple[int, ...]:
         return self.paths[min(a, b), max(a, b)]
 
-    def warnings(self, rank: int | None = None) -> Iterator[str]:
-        """What runs on less than planned: between `rank` and others, or anywhere."""
-        if self.imm and rank is not None:
+    def warnings(self, rank: int) -> Iterator[str]:
+        """What an operator should look at, though it runs: paths that `rank` does without, another way of arrival."""
+        if self.imm:
             yield f"flags arrive by write-with-immediate: {self.verdict}"
         for (a, b), reasons in self.missing.items():
-            if reasons and (rank is None or rank in (a, b)):
+            if reasons and rank in (a, b):
                 used = len(self.paths[a, b])
                 yield f"ranks {a} and {b} use {used} of {used + len(reasons)} paths: {'; '.join(reasons)}"
 
