@@ -92,8 +92,16 @@ class Lease:
 
 
 def take_lease(run_dir: str, session: str, holder: str, plan_hash: str) -> Lease | None:
-    """At the agent of this node; None if it has none. Raises SetupError."""
+    """At the agent of this node; None if it has none, or none that can be asked: an agent that is down keeps no session
+    from starting. Raises SetupError if it refuses."""
+    from .control.rundir import Reach, probe
+
     for place in (Path(run_dir) if run_dir else RUN_DIR, RUN_DIR):
-        if (place / SOCKET).exists():
+        reach = probe(place / SOCKET)
+        if reach is Reach.RUNNING:
             return Lease(place / SOCKET, session, holder, plan_hash)
+        if reach is not None:
+            why = "it is down" if reach is Reach.STALE else "this user may not ask it"
+            log.warning("no lease from the node agent behind %s (%s): nobody watches the paths", place / SOCKET, why)
+            return None
     return None
