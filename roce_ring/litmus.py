@@ -33,7 +33,7 @@ class Proof:
     verdict: str
 
     def between(self, a: int, b: int) -> tuple[int, ...]:
-        return self.paths[min(a, b), max(a, b)]
+        return self.paths.get((min(a, b), max(a, b)), ())
 
     def warnings(self, rank: int) -> Iterator[str]:
         """What an operator should look at, though it runs: paths that `rank` does without, another way of arrival."""

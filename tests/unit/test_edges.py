@@ -61,6 +61,13 @@ def test_without_a_plan_things_go_by_number() -> None:
     assert edges.cable(2, 1) == "the cable at HCA 1 of rank 2"
 
 
+def test_a_word_that_names_no_planned_path_still_makes_a_sentence() -> None:
+    """It comes from a peer."""
+    proof = Proof(False, {(0, 1): (0,)}, {}, "")
+    for a, b in ((0, 0), (1, 3), (255, 2)):
+        assert place(word("QP_ERROR", a, b, 9), Edges(), proof).startswith("path 9 between ranks ")
+
+
 class _OtherPlan:
     """An exchange with one peer, which says the same but for a late digit of the hash."""
 
