@@ -164,9 +164,10 @@ class Way:
                 return gid, index
         raise AssertionError(f"no GID for {address}")
 
-    def connect(self, gid: bytes, qpn: int, psn: int, mtu: int) -> None:
+    def connect(self, gid: bytes, qpn: int, psn: int, mtu: int, flow_label: int = 0) -> None:
         text = ":".join(gid[i : i + 2].hex() for i in range(0, 16, 2))
-        route = GlobalRoute(dgid=GID(text), sgid_index=self.gid_index)  # a direct cable: flow label 0
+        route = GlobalRoute(dgid=GID(text), sgid_index=self.gid_index)
+        route.flow_label = flow_label
         route.hop_limit = 64
         attr = QPAttr(qp_state=e.IBV_QPS_RTR, path_mtu=min(mtu, self.mtu))
         attr.ah_attr = AHAttr(gr=route, is_global=1, port_num=1)

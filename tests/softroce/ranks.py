@@ -22,7 +22,9 @@ _meetings = itertools.count()
 
 def plan_file(ring: Ring) -> str:
     """Where the nodes find the plan."""
-    (ring.guest.share / "plan.json").write_bytes(msgspec.json.encode(ring.plan))
+    file = ring.guest.share / "plan.json"
+    if not file.exists():  # nodes may be reading it
+        file.write_bytes(msgspec.json.encode(ring.plan))
     return "/ring/plan.json"
 
 
