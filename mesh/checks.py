@@ -18,12 +18,12 @@ from .finding import Finding, finding
 from .limits import HAIRPIN_MAX
 
 MIN_NODES, MAX_NODES = 2, 16
-_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
-_DEVICE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # netdev and RDMA names end up in commands and environment lines
+HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
+DEVICE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # netdev and RDMA names end up in commands and environment lines
 _MAX_NETDEV = 15  # IFNAMSIZ - 1
-_MAX_RDMA = 63  # IB_DEVICE_NAME_MAX - 1
-_PCI = re.compile(r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]")
-_MAC = re.compile(r"([0-9a-f]{2}:){5}[0-9a-f]{2}")
+MAX_RDMA = 63  # IB_DEVICE_NAME_MAX - 1
+PCI = re.compile(r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]")
+MAC = re.compile(r"([0-9a-f]{2}:){5}[0-9a-f]{2}")
 # this network, loopback, and from 224.0.0.0 on multicast, reserved and broadcast: no port is reached there
 _NO_HOSTS = tuple(map(ipaddress.IPv4Network, ("0.0.0.0/8", "127.0.0.0/8", "224.0.0.0/3")))
 _GID_ROWS = (0, 255, "verbs keep the index in one byte")
@@ -74,17 +74,17 @@ def _node_count(facts: Facts) -> Iterator[Finding]:
 
 def _names(facts: Facts) -> Iterator[Finding]:
     for node in facts:
-        if not _HOST.fullmatch(node.host):
+        if not HOST.fullmatch(node.host):
             yield _bad(
                 f"node {node.rank}", f"host name {node.host!r}", "letters, digits, '.', '-' and '_'", "correct 'host'"
             )
         for port in node.ports:
-            for field, limit in (("netdev", _MAX_NETDEV), ("rdma", _MAX_RDMA)):
+            for field, limit in (("netdev", _MAX_NETDEV), ("rdma", MAX_RDMA)):
                 value = getattr(port, field)
-                if not _DEVICE.fullmatch(value) or len(value) > limit:
+                if not DEVICE.fullmatch(value) or len(value) > limit:
                     expected = f"a device name of at most {limit} letters, digits, '.', '-' and '_'"
                     yield _bad(str(port), f"{field} {value!r}", expected, "copy the name from 'ip link' or 'rdma link'")
-            if not _PCI.fullmatch(port.pci):
+            if not PCI.fullmatch(port.pci):
                 yield _bad(str(port), f"pci {port.pci!r}", "an address like 0000:01:00.0", "copy it from 'lspci -D'")
             for field in ("plane", "port"):
                 if getattr(port, field) not in (0, 1):
@@ -121,7 +121,7 @@ def _addresses(facts: Facts) -> Iterator[Finding]:
                 "the MAC of every addressed port",
                 "add it under 'mac'",
             )
-        elif not _MAC.fullmatch(port.mac.lower()):
+        elif not MAC.fullmatch(port.mac.lower()):
             yield _bad(
                 str(port),
                 f"mac {port.mac!r}",

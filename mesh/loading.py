@@ -14,9 +14,10 @@ import yaml
 
 from .checks import MAX_NODES
 from .facts import Common, Facts, FactsFile, NodeEntry, resolve
-from .finding import Finding, Refused, finding
+from .finding import Finding, Refused, finding, raise_errors
 from .model import SCHEMA, Plan, plan_hash
 from .strict import convert, suggest
+from .words import check_words
 
 _SUFFIXES = (".json", ".yaml", ".yml")
 PLAN_FILE, FACTS_FILE = "plan.json", "facts.json"  # in a directory that --out wrote
@@ -158,6 +159,7 @@ def _plan(raw: object, where: str) -> Plan:
     if plan_hash(plan) != plan.hash:
         seen = f"the content hashes to {plan_hash(plan)[:12]}, the file says {plan.hash[:12]}"
         raise Refused([finding("bad-value", where, seen, "an unedited plan", fix)])
+    raise_errors(check_words(plan, where))
     return plan
 
 
