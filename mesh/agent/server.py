@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
 import socket
+import struct
 import subprocess
 import threading
 from collections.abc import Callable
@@ -176,13 +178,24 @@ def _lock_node() -> socket.socket:
     lock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         lock.bind(_NODE_LOCK)
+        lock.listen(1)  # nobody is accepted; whoever connects learns who we are
     except OSError:
         lock.close()
         raise SetupError(
-            "another agent runs on this node: two would undo each other's work",
+            f"another agent{_owner_of_lock()} runs on this node: two would undo each other's work",
             "see 'systemctl status roce-ring-agent' and 'pgrep -af \"roce-ring agent\"'",
         ) from None
     return lock
+
+
+def _owner_of_lock() -> str:
+    """As the kernel says: anybody can take a name like this one, and then it is no agent."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking, contextlib.suppress(OSError):
+        asking.settimeout(1)
+        asking.connect(_NODE_LOCK)
+        pid, uid, _ = struct.unpack("3i", asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        return f" (process {pid} of user {uid})"
+    return ""
 
 
 def _let_in(directory: Path, group: int | None) -> None:

@@ -171,7 +171,10 @@ def test_a_port_that_is_taken_is_one_sentence_and_leaves_nothing(idle: Agent, pl
 def test_a_second_agent_on_the_node_is_refused(idle: Agent, place: Path) -> None:
     """Two would undo each other's work, even with run directories of their own."""
     made: list[Agent] = []
-    with serving(idle, place), pytest.raises(SetupError, match="another agent runs on this node"):
+    with (
+        serving(idle, place),
+        pytest.raises(SetupError, match=rf"another agent \(process {os.getpid()} of user \d+\) runs"),
+    ):
         AgentServer(lambda: made.append(idle) or idle, place / "other")  # type: ignore[func-returns-value]
     assert made == []  # it did not even read its state
 
@@ -362,7 +365,7 @@ def test_an_agent_comes_and_goes(place: Path) -> None:
         with Process(place / "..", "--run-dir", str(place / "other"), inside=first.process.pid) as second:
             _, said = second.process.communicate(timeout=20)
             assert second.process.returncode == 2
-            assert said.splitlines()[0].startswith("roce-ring: another agent runs on this node")
+            assert f"another agent (process {first.process.pid} of user 0) runs on this node" in said.splitlines()[0]
             assert "Traceback" not in said
         first.process.kill()
         first.process.wait(10)
