@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -19,18 +19,18 @@ from ..finding import Finding, Refused, finding, raise_errors
 from ..loading import plan_from_json
 from ..model import NodePlan, Plan
 from ..snapshot import CommandFailed, Run, Snapshot, run_command
-from ..things import Address, LinkUp, MarkerProgram, Queue, Sight, Step, Thing
+from ..things import Address, LinkUp, MarkerProgram, Queue, Step, Thing
 from .dataplane import SYSFS, Dataplane, choose, differs, problems
 from .leases import Leases
 from .making import Maker
-from .model import AgentEvent, Holder, NodeStatus, ThingStatus
-from .sensors import forwarded_datagrams, missing_gids
+from .model import AgentEvent, NodeStatus, ThingStatus
+from .seeing import about, absent, has_link, lease_held, look, sights
+from .sensors import Rises, forwarded_datagrams, missing_gids
 from .state import FILE, StateError, load, save
 
 log = logging.getLogger(__name__)
 EVENTS = 256  # kept for those who come late
 LEASE_WAIT_S = 3.0  # for work under way; a session waits 5 s for its answer
-RISE_SHOWN_S = 60.0  # how long a rise of an error counter stays a finding
 _MEND_THAT = "mend that, then 'roce-ring up' again"
 
 
@@ -57,8 +57,7 @@ class Agent:
         self._plan, self._node = self._remembered()
         self._plane: Dataplane | None = None
         self._held_back: list[Finding] = []  # findings that stay until the next commit or teardown
-        self._counters: dict[str, int] = {}
-        self._risen: dict[str, tuple[float, int]] = {}
+        self._rises = Rises()
         self._status = NodeStatus(version, self._state.host, -1, self._state.phase, "", "", "", 0.0, 0)
         self._publish()
 
@@ -68,13 +67,13 @@ class Agent:
         """The plan, what speaks against it here, and the commands that a commit would run. Changes nothing."""
         plan, node = self._read(document, host)
         plane = choose(self._named, node, self._run, self._sysfs)
-        now = _look(plane, node)
+        now = look(plane, node)
         found = list(problems(plan, node, now, plane, self._sysfs))
         if self._plan is not None and self._plan.hash != plan.hash:
             found.append(self._conflict(plan))
-        absent = _absent(plane, node, now)
-        back = {thing.hca for thing in absent if isinstance(thing, Queue)}  # with their addresses
-        steps = [step for x in absent if not (isinstance(x, Address) and x.hca in back) for step in x.make()]
+        missing = absent(plane, node, now)
+        back = {thing.hca for thing in missing if isinstance(thing, Queue)}  # with their addresses
+        steps = [step for x in missing if not (isinstance(x, Address) and x.hca in back) for step in x.make()]
         return plan, found, steps
 
     def stage(self, document: str, host: str) -> Plan:
@@ -123,7 +122,7 @@ class Agent:
         with self._work:
             if self._node is not None:
                 if (held := self.leases.all()) and not force:
-                    raise Refused([_lease_held(self._node, held, "'roce-ring down' would cut it off")])
+                    raise Refused([lease_held(self._node, held, "'roce-ring down' would cut it off")])
                 self._find_plane()
                 self._state.phase = "removing"
             self._state.staged = self._state.staged_host = ""
@@ -238,11 +237,11 @@ class Agent:
 
     def _check(self, plan: Plan, node: NodePlan, plane: Dataplane, force: bool) -> None:
         """Raises Refused where the plan cannot stand, or making it would cut off a running session."""
-        now = _look(plane, node)
+        now = look(plane, node)
         found = list(problems(plan, node, now, plane, self._sysfs))
-        cutting = [thing.key for thing in _absent(plane, node, now) if thing.interrupts(now)]
+        cutting = [thing.key for thing in absent(plane, node, now) if thing.interrupts(now)]
         if cutting and not force and (held := self.leases.all()):
-            found.append(_lease_held(node, held, f"setting {', '.join(cutting)} would cut it off"))
+            found.append(lease_held(node, held, f"setting {', '.join(cutting)} would cut it off"))
         raise_errors(found)
 
     def _apply(self, take_back: bool) -> None:
@@ -276,7 +275,7 @@ class Agent:
 
     def _amiss(self, node: NodePlan, plane: Dataplane) -> Iterator[Finding]:
         """What does not stand although all commands worked."""
-        for thing, sight in _sights(plane, node, plane.look(node, thorough=True)):
+        for thing, sight in sights(plane, node, plane.look(node, thorough=True)):
             if sight.state == "other":
                 yield differs(node, thing, sight)
             elif sight.state == "absent" and not self._gave_up(thing):
@@ -284,7 +283,7 @@ class Agent:
                 yield finding("object-failed", where, seen, "as planned", _MEND_THAT)
 
     def _wanted(self, node: NodePlan, plane: Dataplane, now: Snapshot) -> list[Thing]:
-        return [thing for thing in _absent(plane, node, now) if not self._gave_up(thing)]
+        return [thing for thing in absent(plane, node, now) if not self._gave_up(thing)]
 
     def _gave_up(self, thing: Thing) -> bool:
         return isinstance(thing, Queue) and thing.hca.pci in self._state.queues_tried
@@ -314,7 +313,7 @@ class Agent:
                 self._state.phase, self._state.plan, self._state.host, self._state.owned = "idle", "", "", {}
                 self._state.queues_tried = {}
                 self._plan = self._node = self._plane = None
-                self._counters, self._risen = {}, {}
+                self._rises = Rises()
                 self.tell("note", f"the plan was taken back from {node.host}")
             self._keep()
         except CommandFailed as failed:
@@ -331,10 +330,10 @@ class Agent:
             self._check(plan, node, plane, force=False)
             self._apply(take_back=False)
             return
-        now = _look(plane, node, thorough=False)
+        now = look(plane, node, thorough=False)
         made, failed = [], []
-        for thing in _absent(plane, node, now):
-            if thing.interrupts(now) or not _has_link(thing, now):
+        for thing in absent(plane, node, now):
+            if thing.interrupts(now) or not has_link(thing, now):
                 continue
             try:  # one function's trouble keeps nothing of the others from coming back
                 self._maker.make([thing], now, remember=False)
@@ -355,22 +354,22 @@ class Agent:
                 self._publish()
                 return
             try:
-                now = _look(plane, node, thorough)
+                now = look(plane, node, thorough)
             except Refused as refused:
                 self._publish(found=refused.findings)
                 return
             things: list[ThingStatus] = []
             found: list[Finding] = []
-            for thing, sight in _sights(plane, node, now):
+            for thing, sight in sights(plane, node, now):
                 packets, octets = thing.packets(now) or (-1, -1)
                 ours = thing.key in self._state.owned
                 things.append(ThingStatus(thing.key, sight.state, sight.seen, ours, packets, octets))
                 if self._state.phase == "active" and not self._gave_up(thing):
-                    found += _about(node, thing, sight, now)
+                    found += about(node, thing, sight, now)
             if self._state.phase == "active":  # before and after, what is not there is no news
                 found += self._failed_queues(node)
                 found += missing_gids(node, self._sysfs)
-                found += self._rises(node, plane)
+                found += self._rises.findings(node, plane.counters(node))
             self._publish(things, found)
 
     def _publish(self, things: Iterable[ThingStatus] = (), found: Iterable[Finding] = ()) -> None:
@@ -386,7 +385,7 @@ class Agent:
             forwarded=forwarded_datagrams(),
             things=tuple(things),
             findings=(*self._held_back, *found),
-            error_counters=dict(self._counters),
+            error_counters=dict(self._rises.counters),
         )
         with self._view:
             old, self._status = self._status, shown
@@ -398,19 +397,6 @@ class Agent:
                 self._tell(item)
         for code, where in sorted(before - after):
             self.tell("note", f"no longer {code}: {where}")
-
-    def _rises(self, node: NodePlan, plane: Dataplane) -> Iterator[Finding]:
-        """Error counters that rose within the last minute."""
-        counters = plane.counters(node)
-        now = time.monotonic()
-        for name, value in counters.items():
-            if (rise := value - self._counters.get(name, value)) > 0:
-                self._risen[name] = (now, self._risen.get(name, (0.0, 0))[1] + rise)
-        self._counters = counters
-        self._risen = {name: (at, rise) for name, (at, rise) in self._risen.items() if now - at < RISE_SHOWN_S}
-        for name, (_, rise) in self._risen.items():
-            fix = "look for drops on the way: hairpin queues of the relays, cables, MTUs ('roce-ring doctor')"
-            yield finding("rdma-errors", f"{node.host}: {name}", f"rose by {rise} within a minute", "no rise", fix)
 
     # small things
 
@@ -451,53 +437,3 @@ class Agent:
             fix = "make room there, or let it be written to"
             where = self._state.host or "this node's agent"
             raise Refused([finding("object-failed", where, str(failed), "a state on disk", fix)]) from None
-
-
-def _look(plane: Dataplane, node: NodePlan, thorough: bool = True) -> Snapshot:
-    try:
-        return plane.look(node, thorough)
-    except CommandFailed as failed:
-        fix = "install or repair iproute2"
-        raise Refused([finding("object-failed", node.host, str(failed), "an answer", fix)]) from None
-
-
-def _sights(plane: Dataplane, node: NodePlan, now: Snapshot) -> Iterator[tuple[Thing, Sight]]:
-    return ((thing, thing.sight(now)) for thing in plane.things(node))
-
-
-def _absent(plane: Dataplane, node: NodePlan, now: Snapshot) -> list[Thing]:
-    return [thing for thing, sight in _sights(plane, node, now) if sight.state == "absent"]
-
-
-def _about(node: NodePlan, thing: Thing, sight: Sight, now: Snapshot) -> Iterator[Finding]:
-    """What the watch has to say about one thing."""
-    where = f"{node.host}: {thing.key}"
-    if sight.state == "other":
-        yield differs(node, thing, sight)
-    elif isinstance(thing, LinkUp):
-        link = now.links[thing.hca.netdev]
-        if not link.up or not link.carrier:
-            seen = "no carrier" if link.up else "set down"
-            fix = (
-                f"'ip link set dev {thing.hca.netdev} up'"
-                if not link.up
-                else "see the cable and the node at its far end"
-            )
-            yield finding("link-down", where, seen, "a link", fix)
-        elif sight.state == "absent":
-            fix = "'roce-ring up' sets it while no session runs; make netplan or NetworkManager agree"
-            yield finding("object-missing", where, f"MTU {link.mtu}", f"MTU {thing.hca.mtu}", fix)
-    elif sight.state == "absent" and _has_link(thing, now):
-        yield finding("object-missing", where, "not there", "as planned", "'roce-ring up' again; see the agent's log")
-
-
-def _has_link(thing: Thing, now: Snapshot) -> bool:
-    """Whether the port that it needs, if any, is there and set up: without it nothing can be made."""
-    link = now.links.get(thing.device)
-    return not thing.device or (link is not None and link.up)
-
-
-def _lease_held(node: NodePlan, held: Sequence[Holder], why: str) -> Finding:
-    who = ", ".join(one.holder for one in held)
-    fix = "end the session first, or use --force and lose it"
-    return finding("lease-held", node.host, f"{who} runs, and {why}", "no running session", fix)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from ..finding import Finding, finding
 from ..inventory import gid_rows, read_number
 from ..model import NodePlan
 
+RISE_SHOWN_S = 60.0  # how long a rise of an error counter stays a finding
 SNMP = Path("/proc/net/snmp")
 # Counters that stand still on a healthy fabric: mlx5's first, then Soft-RoCE's names for the like.
 BAD = (
@@ -42,6 +44,25 @@ def hairpin_drops(netdev: str, statistics: str) -> dict[str, int]:
     no RDMA counter shows."""
     found = re.search(r"^\s*rx_out_of_buffer:\s*(\d+)", statistics, re.MULTILINE)
     return {f"{netdev} rx_out_of_buffer": int(found[1])} if found else {}
+
+
+class Rises:
+    """Remembers ``counters`` from look to look, and which of them rose within the last minute."""
+
+    def __init__(self) -> None:
+        self.counters: dict[str, int] = {}
+        self._risen: dict[str, tuple[float, int]] = {}  # counter -> (when last, by how much in all)
+
+    def findings(self, node: NodePlan, counters: dict[str, int]) -> Iterator[Finding]:
+        now = time.monotonic()
+        for name, value in counters.items():
+            if (rise := value - self.counters.get(name, value)) > 0:
+                self._risen[name] = (now, self._risen.get(name, (0.0, 0))[1] + rise)
+        self.counters = counters
+        self._risen = {name: (at, rise) for name, (at, rise) in self._risen.items() if now - at < RISE_SHOWN_S}
+        for name, (_, rise) in self._risen.items():
+            fix = "look for drops on the way: hairpin queues of the relays, cables, MTUs ('roce-ring doctor')"
+            yield finding("rdma-errors", f"{node.host}: {name}", f"rose by {rise} within a minute", "no rise", fix)
 
 
 def missing_gids(node: NodePlan, sysfs: Path) -> Iterator[Finding]:

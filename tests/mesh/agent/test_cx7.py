@@ -510,7 +510,7 @@ def test_rising_counters_are_findings_until_they_rest(bench: Bench, monkeypatch:
     assert any("rx_out_of_buffer" in where and "rose by 7" in text for where, text in seen.items())
     assert error_counters(bench.node, bench.sysfs)[f"{hca.rdma} out_of_sequence"] == 3
     assert agent.status().healthy  # a warning
-    monkeypatch.setattr("mesh.agent.agent.RISE_SHOWN_S", 0.0)
+    monkeypatch.setattr("mesh.agent.sensors.RISE_SHOWN_S", 0.0)
     agent.tick()
     assert agent.status().findings == ()
 
