@@ -16,6 +16,7 @@ import pytest
 from mesh.loading import plan_text
 from roce_ring.cli.main import main
 from roce_ring.lease import Lease
+from tests.marker.lab import until
 from tests.mesh.agent.conftest import plan_of
 from tests.mesh.agent.fleet import Fleet
 
@@ -331,7 +332,7 @@ def test_ctrl_c_in_the_middle_of_a_commit(fleet: Fleet, plan: Path) -> None:
         process.send_signal(signal.SIGINT)
         threading.Timer(0.2, leave.set).start()
         assert ended(process) == (130, "interrupted\n")
-    assert [node.agent.status().phase for node in fleet.nodes] == ["active"] * 4
+    until(lambda: all(node.agent.status().phase == "active" for node in fleet.nodes), "all nodes have the plan")
 
 
 def test_ctrl_c_ends_a_watch(fleet: Fleet, plan: Path) -> None:
