@@ -53,7 +53,7 @@ def died(work: Callable[[Dying], None], dying: Dying) -> bool:
     """In a child: whether it died before it was done."""
     child = os.fork()
     if child == 0:
-        agent_module.save = dying.save
+        agent_module.save = dying.save  # type: ignore[attr-defined]  # imported there, and called by that name
         work(dying)
         os._exit(0)
     _, status = os.waitpid(child, 0)
