@@ -52,6 +52,7 @@ struct rr_proxy {
     uint32_t nap_us;     /* atomic: changed live */
 
     uint32_t engine_busy; /* atomic: somebody takes a turn. Guards everything below but `stats` and the events */
+    uint64_t lent;        /* turns that waiting kernels took; written under engine_busy */
 
     /* whoever holds engine_busy */
     uint64_t consumed;

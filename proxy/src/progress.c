@@ -54,7 +54,7 @@ void *rr_progress_main(void *arg) {
     rr_proxy *proxy = arg;
     prctl(PR_SET_NAME, "roce-ring-proxy");
     prctl(PR_SET_TIMERSLACK, 1000ul); /* 1 us: the default of 50 us would triple a 20 us nap */
-    uint64_t empty = 0;
+    uint64_t empty = 0, lent_seen = 0;
     rr_naps naps = {0};
     for (uint64_t turn = 0;; turn++) {
         bool worked = false, pending = true, stop = __atomic_load_n(&proxy->stop, __ATOMIC_ACQUIRE);
@@ -81,6 +81,17 @@ void *rr_progress_main(void *arg) {
         }
         empty++;
         bool in_budget = empty < rr_load_relaxed(&proxy->idle_spins);
+        /* A kernel that waits and lends its thread sees what is pending sooner than this one: where threads outnumber
+         * cores, two that look for the same would only keep each other, and a NIC made of software, from working. Then
+         * this one only watches. */
+        uint64_t lent = rr_load_relaxed(&proxy->lent);
+        bool watch_only = proxy->config.yield && proxy->config.doorbell && lent != lent_seen && !stop;
+        lent_seen = lent;
+        if (watch_only) {
+            naps = (rr_naps){.us = RR_NAP_MAX_DOORBELL_US};
+            nap(proxy, naps.us);
+            continue;
+        }
         if (in_budget) naps.us = 0; /* the budget may have grown while it napped */
         if (pending || in_budget || stop) {
             if (proxy->config.yield)
@@ -98,6 +109,7 @@ void rr_proxy_lend(rr_proxy *proxy) {
     if (!rr_try_enter(&proxy->engine_busy)) return;
     uint64_t commands = proxy->stats.commands;
     rr_engine_step(proxy);
+    rr_count(&proxy->lent, 1);
     rr_count(&proxy->stats.commands_lent, proxy->stats.commands - commands);
     rr_leave(&proxy->engine_busy);
 }
