@@ -35,14 +35,13 @@ def main() -> None:
     with AllReduce.from_rendezvous(meet, rank, 2, settings=settings) as comm:
         session, peer = comm.session, 1 - rank
         layout, base = session.layout, session.region
-        ring = np.frombuffer((ct.c_char * (64 * COMMANDS)).from_address(base + layout.commands), COMMAND)
+        ring = np.ctypeslib.as_array((ct.c_uint8 * (64 * COMMANDS)).from_address(base + layout.commands)).view(COMMAND)
         flags = [
             ct.c_uint64.from_address(base + layout.flags + (peer * SLOTS + slot) * layout.phases * MAX_PATHS * LINE)
             for slot in range(SLOTS)
         ]
         lend, proxy = native().proxy.rr_proxy_lend, ct.c_void_p(session._proxy)
         lend.argtypes, lend.restype = [ct.c_void_p], None
-        ring.flags.writeable = True
 
         def put(seq: int) -> None:
             line = ring[(seq - 1) % COMMANDS]

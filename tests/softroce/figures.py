@@ -55,7 +55,8 @@ def latency() -> None:
     for _ in range(VISITS):
         command = f"{PYTHON} {ROOT}/tests/softroce/engine_node.py {plan_file(ring)} {meeting()} {SIZE} 500"
         jobs = [node.spawn(command, 60) for node in ring.nodes]
-        us = json.loads([job.wait().check() for job in jobs][0].splitlines()[-1])
+        said, _ = [job.wait().check() for job in jobs]
+        us = json.loads(said.splitlines()[-1])
         ours += us
         # in cycles: its own calibration of the clock fails on a busy machine
         shown = start("ib_write_lat -F -H -C", "-x", *ends, f"-n 500 -s {SIZE}", 60).wait().check()
@@ -132,7 +133,9 @@ def decode() -> None:
     ranks = Ranks(ring)
     for spins in (200_000, 20_000_000):
         for name, ops, pause_ms in (("an operation every 1 ms, 30 s", 30_000, 1), ("every 30 ms, 15 s", 500, 30)):
-            [one, _] = ranks.run(200, ops=ops, bytes=4096, pause_ms=pause_ms, times=True, settings={"idle_spins": spins})
+            [one, _] = ranks.run(
+                200, ops=ops, bytes=4096, pause_ms=pause_ms, times=True, settings={"idle_spins": spins}
+            )
             assert not one["wrong"] and not one["error"], one
             stats = one["stats"]
             share = stats["commands_asleep"] / stats["commands"]
@@ -142,7 +145,7 @@ def decode() -> None:
 
 
 def drops() -> None:
-    mbit, limit = 200, 1024 * 64  # a hairpin queue of 1024 packets; slower than the sender, as two streams into one are
+    mbit, limit = 40, 512 * 64  # slower than what comes, as where streams meet; 512 packets of a hairpin queue
     ring = ready(4, 2, 1)
     ranks = Ranks(ring)
     ports = [(node, hca) for node in ring.nodes for hca in node.plan.hcas]
@@ -151,16 +154,17 @@ def drops() -> None:
     names = ("out_of_seq_request", "completer_retry_err", "duplicate_request")
     for size in (SIZE, 1 << 18, 1 << 20):
         for window in (0, 16384):
-            settings = {"forward_window_bytes": window, "forward_chunk_bytes": min(window, 8192) or 8192}
+            settings = {"forward_window_bytes": window, "forward_chunk_bytes": 8192, "dead_peer_s": 20.0}
             before = [node.counters(hca.rdma) for node, hca in ports]
             lost = sum(faults.relay_drops(node, hca) for node, hca in ports)
-            us = slowest(
-                ranks.run(200, ops=30, bytes=size, modes=["full"], times=True, settings=settings | {"max_bytes": 1 << 20})
-            )
+            settings["max_bytes"] = 1 << 20
+            outcomes = ranks.run(100, ops=12, bytes=size, modes=["full"], times=True, settings=settings)
             lost = sum(faults.relay_drops(node, hca) for node, hca in ports) - lost
             after = [node.counters(hca.rdma) for node, hca in ports]
             grown = {name: sum(b[name] - a[name] for a, b in zip(before, after, strict=True)) for name in names}
-            print(f"{size:>8} B, window {window:>6}: {lost:>5} frames dropped, {grown}, {spread(us)}")
+            ended = next((one["aborts"][0]["message"] for one in outcomes if one["aborts"]), "")
+            told = f"ended: {ended}" if ended else spread(slowest(outcomes))
+            print(f"{size:>8} B, window {window:>6}: {lost:>5} frames dropped, {grown}, {told}", flush=True)
     ring.guest.stop()
 
 

@@ -335,7 +335,7 @@ def digest_of_full(x: Any) -> int:
     h = (1 << 24 | 1 << 16 | 1 << 8) + WORLD
     h = (h ^ x.size ^ tag << 32) * golden & MASK
     h = (h ^ h >> 29) * golden & MASK
-    return h >> 48
+    return int(h) >> 48
 
 
 def main() -> None:
