@@ -100,6 +100,8 @@ def build() -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if found := cached():  # by whoever held the lock
             return found
+        for left in _cache().glob("build.*"):  # of a build that was killed: nobody else builds now
+            shutil.rmtree(left, ignore_errors=True)
         began = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="build.", dir=_cache()) as work:
             built = _build_in(Path(work))
