@@ -192,6 +192,13 @@ class Agent:
         self._maker.reap()
         self._look_again()
 
+    def settle(self, timeout_s: float) -> bool:
+        """Waits for work under way: a reload that is cut off leaves a function without MTU and address. False if it
+        takes longer; the next agent finishes it."""
+        if done := self._work.acquire(timeout=timeout_s):
+            self._work.release()
+        return done
+
     def tell(self, severity: str, text: str) -> None:
         """Something happened: into the log, and to everybody who watches."""
         log.log({"error": logging.ERROR, "warning": logging.WARNING}.get(severity, logging.INFO), "%s", text)

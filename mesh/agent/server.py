@@ -34,6 +34,7 @@ MAX_REQUEST_BYTES = 4 << 20  # the plan of 16 nodes has half a megabyte
 _CALLS = 16  # at a time on each listener, each lease and each watch is one: those of others keep nobody from root's
 _NODE_LOCK = "\0roce-ring-mesh-agent"  # an abstract socket belongs to its network name space, as routes and rules do
 LOOK_S = 5.0
+FINISH_S = 75.0  # the reload of a function, and less than systemd waits (TimeoutStopSec)
 _SETTLE_S = 0.1  # one change of a link makes a handful of messages
 
 
@@ -105,6 +106,9 @@ class AgentServer:
             servicer.stop()
         for stopped in [server.stop(grace_s) for server in self._servers]:
             stopped.wait(grace_s + 1)
+        if not self._agent.settle(0):
+            log.info("ends when what is under way is done, at most %g s from now", FINISH_S)
+            self._agent.settle(FINISH_S)
         self._pool.shutdown()
         for lock in self._locks:
             lock.release()

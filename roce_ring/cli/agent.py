@@ -65,7 +65,9 @@ def register(app: typer.Typer) -> None:
             raise RoceRingError("setup", str(error)) from None
         except OSError as error:
             why = f"{error.filename or state_dir}: {(error.strerror or str(error)).lower()}"
-            raise RoceRingError("setup", f"the agent cannot start: {why}", "run it as root") from None
+            raise RoceRingError(
+                "setup", f"the agent cannot start: {why}", "run it as root, or change --state-dir"
+            ) from None
         try:
             served.run()
         finally:

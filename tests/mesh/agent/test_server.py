@@ -237,6 +237,26 @@ def test_full_listeners_keep_nobody_from_the_others(idle: Agent, place: Path) ->
             stream.cancel()
 
 
+def test_an_agent_that_ends_finishes_the_command_it_runs(bench: Bench, place: Path) -> None:
+    """SIGTERM in the middle of a reload would leave the function without MTU and address."""
+    agent = bench.agent()
+    inside, leave = threading.Event(), threading.Event()
+
+    def slow(command: str) -> None:
+        inside.set()
+        leave.wait(10)
+
+    bench.card.before = slow
+    with serving(agent, place):
+        agent.stage(bench.document, bench.node.host)
+        work = threading.Thread(target=agent.commit, args=(bench.plan.hash,))
+        work.start()
+        assert inside.wait(10)
+        threading.Timer(0.2, leave.set).start()
+    assert agent.status().phase == "active"
+    work.join()
+
+
 # leases
 
 
