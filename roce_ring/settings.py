@@ -69,7 +69,8 @@ class Settings:
     )
     mode: str = _knob(
         "auto",
-        "collective mode; auto lets the ladder choose one per size",
+        "collective mode; auto lets the ladder choose one per size; one that only ring neighbours need connects nobody "
+        "else",
         choices=("auto", *MODES),
         agree=True,
     )

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -22,12 +23,14 @@ from roce_ring.bench import data
 from roce_ring.bench.cases import Case, Spec, build, parse_dtypes, parse_sizes
 from roce_ring.bench.check import Wrong, check_once, exact_answer, sides
 from roce_ring.bench.job import RankFacts, Result, Row
+from roce_ring.bench.member import rank_here
 from roce_ring.bench.process import CpuTime
 from roce_ring.bench.table import as_dict, render
 from roce_ring.bench.timing import Times, summarize
 from roce_ring.cli.bench import try_to_write
 from roce_ring.cli.main import build as build_program
 from roce_ring.errors import ConfigError
+from roce_ring.topology import plan_of
 
 BENCH = [sys.executable, "-m", "roce_ring.cli.main", "bench"]
 PATIENCE_S = 40.0
@@ -405,3 +408,48 @@ def test_the_plot_is_an_image_with_every_mode(tmp_path: Path) -> None:
     plot(result(*rows, row("halving", 5.0, wrong=1)), file)
     drawn = file.read_text()
     assert all(f"<!-- {mode} -->" in drawn for mode in ("full", "ring", "gloo")) and "halving" not in drawn
+
+
+# ---- one rank among hosts ----
+
+PLAN_OF_FOUR = "mesh/examples/four-spark-ring.yaml"
+
+
+@pytest.fixture
+def plan_file(tmp_path: Path) -> str:
+    from mesh.loading import load_facts
+    from mesh.planner import make_plan
+
+    file = tmp_path / "plan.json"
+    plan, _ = make_plan(load_facts(Path(__file__).parents[2] / PLAN_OF_FOUR))
+    file.write_bytes(msgspec.json.encode(plan))
+    return str(file)
+
+
+def test_a_host_is_the_rank_whose_ports_it_has_or_whose_name(plan_file: str, tmp_path: Path) -> None:
+    plan = plan_of(plan_file)
+    port = tmp_path / "net" / "enp1s0f0np0" / "address"
+    port.parent.mkdir(parents=True)
+    port.write_text(plan.nodes[2].hcas[1].mac.upper() + "\n")
+    assert rank_here(plan, plan_file, tmp_path / "net", "elsewhere") == 2
+    assert rank_here(plan, plan_file, tmp_path / "none", f"{plan.nodes[1].host}.lan") == 1
+    with pytest.raises(ConfigError, match=r"does not tell which rank this host \(elsewhere\) is") as refused:
+        rank_here(plan, plan_file, tmp_path / "none", "elsewhere")
+    assert "--rank 0 to 3" in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--join", "unix:/nowhere"], "--join needs the plan"),
+        (["--rank", "1", "--tls", "x"], "--rank, --tls is for several hosts, but --join is not there"),
+        (["--join", "unix:/nowhere", "--local", "3", "--compare", "gloo"], "--local, --compare is for one machine"),
+        (["--join", "spark1:29400", "--plan", "PLAN", "--rank", "0"], "without mutual TLS anybody could take part"),
+        (["--join", "unix:/nowhere", "--plan", "PLAN", "--rank", "7"], "--rank is 7, expected 0 to 3"),
+    ],
+)
+def test_what_joining_lacks_is_said(place: Place, plan_file: str, arguments: list[str], sentence: str) -> None:
+    status, _, err = place.run(*[plan_file if one == "PLAN" else one for one in arguments], "--sizes", "4")
+    assert status == 2
+    assert sentence in err
+    assert "Traceback" not in err
