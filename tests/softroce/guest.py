@@ -24,6 +24,7 @@ TOOLS = (  # what it runs, from the host's files: (program or file, Debian packa
     ("ps", "procps"),
     ("ibv_rc_pingpong", "ibverbs-utils"),
     ("ib_write_lat", "perftest"),
+    ("/usr/lib/python3/dist-packages/pyverbs/__init__.py", "python3-pyverbs"),
     ("/etc/libibverbs.d/rxe.driver", "ibverbs-providers"),
     ("/usr/include/infiniband/verbs.h", "libibverbs-dev"),
     ("cc", "gcc"),
