@@ -10,6 +10,7 @@ from tests.softroce import byhand
 from tests.softroce.ranks import bench, forwarded_datagrams, start_bench, wrong
 from tests.softroce.ring import Node, Ring, plan_of
 
+pytestmark = pytest.mark.timeout(150)  # a few seconds each; ranks of a busy machine take ten times as long
 ALL = "--mode all --iters 1"
 RAW_AND_PARTIAL = {"full", "full_phased", "payload_rsag", "payload_rsag_phased", "ring", "ring_bidir", "halving"}
 

@@ -15,6 +15,7 @@ from tests.softroce import byhand, faults
 from tests.softroce.ranks import Ranks
 from tests.softroce.ring import Node, Ring
 
+pytestmark = pytest.mark.timeout(150)  # a few seconds each; ranks of a busy machine take ten times as long
 DEAD_S = 3.0  # dead_peer_s of these sessions
 LATER_S = 1.0  # a busy machine's ranks may say so this much later
 QUICK = {"dead_peer_s": DEAD_S, "late_s": 0.3}
