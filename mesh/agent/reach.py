@@ -115,14 +115,14 @@ def _forward(
         raise AgentError("failed", f"'{ssh[0]}' cannot be started: {why}", "see whether it is a program") from None
     stack.callback(_end, process)
     deadline = time.monotonic() + LOGIN_S
-    while not local.exists():
+    while (answers := _answers(local)) is None:
         if process.poll() is not None or time.monotonic() > deadline or over.is_set():
             _end(process)
             last = (said.read_text(errors="replace").strip().splitlines() or ["no message"])[-1]
             fix = f"check that 'ssh -o BatchMode=yes {destination}' logs in without a question, as root"
             raise AgentError("not-running", f"{host}: ssh failed ({last})", fix)
         time.sleep(0.02)
-    if _hangs_up(local):
+    if not answers:
         fix = (
             f"start it on {host} ('systemctl start roce-ring-agent'), and log in as root (--agent {host}=ssh:root@...)"
         )
@@ -131,18 +131,22 @@ def _forward(
     return Address(f"unix:{local}", local, True)
 
 
-def _hangs_up(local: Path) -> bool:
-    """What ssh does with a connection that nobody takes at the far end; an agent answers the first words of HTTP/2."""
+def _answers(local: Path) -> bool | None:
+    """Whether an agent answers the first words of HTTP/2; where nobody listens at the far end, ssh hangs up instead.
+    None: ssh itself does not listen yet."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(CONNECT_S)
         try:
             connection.connect(str(local))
-            connection.sendall(HELLO)
-            return not connection.recv(1)
-        except TimeoutError:
-            return False  # slow: whoever asks it will say so
         except OSError:
-            return True
+            return None
+        try:
+            connection.sendall(HELLO)
+            return bool(connection.recv(1))
+        except TimeoutError:
+            return True  # slow: whoever asks it will say so
+        except OSError:
+            return False
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
