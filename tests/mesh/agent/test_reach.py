@@ -19,7 +19,6 @@ from mesh.agent.client import AgentClient, AgentError
 from mesh.agent.reach import agents
 from mesh.loading import plan_text
 from roce_ring.errors import ConfigError, RoceRingError
-from tests.marker.lab import until
 from tests.mesh.agent.conftest import plan_of
 from tests.mesh.agent.fleet import Fleet
 
@@ -34,13 +33,13 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
 
 
 @pytest.fixture
-def ssh(fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def ssh(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The fake; temporary folders are made where the test can see them."""
     monkeypatch.setenv("NODES", json.dumps({node.host: str(node.socket) for node in fleet.nodes}))
-    short = Path(tempfile.mkdtemp(prefix="rr-"))
-    monkeypatch.setenv("TMPDIR", str(short))
-    monkeypatch.setattr(tempfile, "tempdir", None)
-    return [sys.executable, str(FAKE)]
+    with tempfile.TemporaryDirectory(prefix="rr-") as short:
+        monkeypatch.setenv("TMPDIR", short)
+        monkeypatch.setattr(tempfile, "tempdir", None)
+        yield [sys.executable, str(FAKE)]
 
 
 def left_behind() -> tuple[list[str], list[str]]:
@@ -165,7 +164,10 @@ def test_ctrl_c_ends_the_search_and_leaves_nothing(fleet: Fleet, ssh: list[str],
     argv = [str(PROGRAM), "verify", str(tmp_path / "plan.json"), "--agent=s1=ssh:hangs", "--agent=s2=ssh:hangs"]
     environment = {**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}"}
     with subprocess.Popen(argv, env=environment, stderr=subprocess.PIPE, text=True) as process:
-        until(lambda: len(left_behind()[0]) == 3, "three connections are tried")
+        deadline = time.monotonic() + 40  # a program of this size takes long to start on a busy machine
+        while len(left_behind()[0]) < 3:
+            assert time.monotonic() < deadline, "three connections were not tried"
+            time.sleep(0.02)
         began = time.monotonic()
         process.send_signal(signal.SIGINT)  # to it alone: a terminal would tell ssh as well
         _, said = process.communicate(timeout=20)
