@@ -41,7 +41,7 @@ def given(count: int, rank: int, turn: int) -> Any:
 
 def run(order: dict[str, Any], plan: str, rank: int, world: int, progress: Path, log: _Log) -> dict[str, Any]:
     """All-reduces of `bytes` in each of `modes`, until `ops` are done. With `resets`, as
-    an engine would go on: after an abort all ranks make a new session and repeat the operation."""
+    an engine would go on: after an abort all ranks make a new session and repeat what not all of them have finished."""
     settings = Settings(provider="verbs", plan=plan, run_dir="/run/ranks", **order.get("settings", {}))
     out: dict[str, Any] = {"rank": rank, "ops": 0, "wrong": 0, "aborts": [], "error": None, "us": []}
     count, modes = max(1, order["bytes"] // 4), order.get("modes", ["auto"])
@@ -62,6 +62,8 @@ def run(order: dict[str, Any], plan: str, rank: int, world: int, progress: Path,
                         raise
                     time.sleep(order["resets"])
                     comm.reset()
+                    # some ranks may have finished what others have not: all go on with the oldest
+                    out["ops"] = int(comm.all_gather(np.array([out["ops"]])).min())
                     continue
                 out["us"].append(round((time.perf_counter() - began) * 1e6))
                 out["wrong"] += int(np.count_nonzero(result != wanted))

@@ -115,14 +115,14 @@ def test_silence_for_good_ends_all_ranks_naming_edge_and_plane(ring: Ring, ranks
 def test_a_port_that_an_administrator_takes_down_ends_all_ranks_at_once(ring: Ring, ranks: Ranks) -> None:
     """Its routes go with it, so Soft-RoCE cannot even try again. A new session is the way on: here the ranks make one
     when the port is back, and repeat the operation."""
-    ranks.start(ops=100, bytes=65536, settings=QUICK, resets=1.5)
+    ranks.start(ops=300, bytes=65536, settings=QUICK, resets=2.5)
     ranks.connected()
-    time.sleep(TIME_S)
     faults.link_down(*port(ring, 0))
+    time.sleep(0.5)
     faults.link_up(*port(ring, 0))
     byhand.again(ring.nodes[0])
     outcomes = ranks.finish()
-    right(outcomes, 100)
+    right(outcomes, 300)
     for one in outcomes:
         assert len(one["aborts"]) == 1 and "(plane 0)" in one["aborts"][0]["message"], one["aborts"]
 
