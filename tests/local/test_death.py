@@ -150,7 +150,7 @@ def test_a_rank_that_stops_during_set_up_is_named(start: Starter) -> None:
 
 def test_what_a_crash_left_in_shared_memory_goes_with_the_next_start(start: Starter) -> None:
     """kill -9 between a region's creation and its opening by peers leaves a file; crashes must not use up memory."""
-    ranks = start(set_up, 2, victim=1, at=5)
+    ranks = start(set_up, 2, victim=1, at=6)
     ranks.dies(1)
     ranks.errors(allow=DEAD)
     left = list(Path("/dev/shm").glob(f"roce-ring-{ranks.pid(1)}-*"))
