@@ -8,9 +8,9 @@
  * still reads slot k % 2, and everything this rank sent from it has landed. tests/native picks the fastest rank always
  * and checks it.
  *
- * Blocks. Block 0 polls flags, one thread per (source, path); it hands the result to the other blocks through device
- * memory, because polling the host from every block costs more than the hand-over (12.7 against 23-48 us at 4 KiB on an
- * H200). All blocks must be resident at once.
+ * Blocks. Block 0 alone speaks to the outside: it publishes once all others have arrived, polls flags, one thread per
+ * (source, path), and hands the result to the other blocks through device memory, because polling the host from every
+ * block costs more than the hand-over (12.7 against 23-48 us at 4 KiB on an H200). All blocks must be resident at once.
  *
  * Failure. A wait that fails sets the fault word and every block leaves through the same barriers as on the good path;
  * the output is undefined. Later launches of the session leave before they touch anything: what the failed operation
@@ -34,17 +34,27 @@ RR_FN rr_kernel_line *rr_kernel_line_of(const rr_ctx &c) {
 
 /* False if there is nothing to do but return: an operation of this session has failed. */
 RR_FN bool rr_begin(rr_ctx &c) {
-    c.seq = rr_state_of(c)->seq + 1; /* stable for the whole launch, as `failed`: only the last block out moves them */
-    c.rounds = c.commands = 0;
-    c.failed = rr_state_of(c)->failed;
-    if (!c.failed && c.block == 0 && c.tid == 0) rr_store_relaxed_sys(&rr_kernel_line_of(c)->seq_started, c.seq);
+    const rr_device_state *state = rr_state_of(c); /* stable until every block has arrived once */
+    c.seq = state->seq + 1;
+    c.first_command = state->commands;
+    c.first_round = state->rounds;
+    c.first_publish = state->publishes;
+    c.publishes = c.rounds = c.commands = c.committed = 0;
+    /* Where parts follow each other, block 0 has its hands full with telling when each is there. */
+    bool only_talks = c.op->pieces > 1 && c.blocks > 1;
+    c.workers = only_talks ? c.blocks - 1 : c.blocks;
+    c.worker = !only_talks ? c.block : c.block ? c.block - 1 : c.workers;
+    c.failed = rr_load_relaxed_sys(&state->failed) != 0;
+    if (!c.failed && c.block == 0 && c.tid == rr_lead(c))
+        rr_store_relaxed_sys(&rr_kernel_line_of(c)->seq_started, c.seq);
     return !c.failed;
 }
 
-/* One thread: stores a command and then, with release order, its commit word. */
-RR_FN void rr_publish_now(const rr_ctx &c, uint32_t op, uint32_t phase, uint32_t wave, uint32_t peers, uint64_t src,
-                          uint64_t dst, uint64_t bytes, uint64_t chunk) {
-    uint64_t index = rr_state_of(c)->commands + c.commands;
+/* Called by all threads; one writes the command, all but its commit word. rr_publish() commits it. */
+RR_FN void rr_prepare(rr_ctx &c, uint32_t op, uint32_t phase, uint32_t wave, uint32_t peers, uint64_t src, uint64_t dst,
+                      uint64_t bytes, uint64_t chunk) {
+    uint64_t index = c.first_command + c.commands++;
+    if (c.block != 0 || c.tid != rr_lead(c)) return;
     uint64_t *to = (uint64_t *)((rr_command *)(rr_region(c) + c.op->layout.commands) + index % RR_COMMANDS);
     /* The words of rr_command after `commit`, in the layout that layout.h asserts. */
     rr_store_relaxed_sys(to + 1, c.seq);
@@ -53,22 +63,6 @@ RR_FN void rr_publish_now(const rr_ctx &c, uint32_t op, uint32_t phase, uint32_t
     rr_store_relaxed_sys(to + 4, bytes | chunk << 32);
     rr_store_relaxed_sys(to + 5, (uint64_t)peers | (uint64_t)op << 16 | (uint64_t)phase << 24 | (uint64_t)wave << 32 |
                                      (uint64_t)c.op->mode << 40 | (uint64_t)c.op->digest << 48);
-    rr_store_release_sys(to, index + 1);
-    rr_ring_doorbell(c, index);
-}
-
-/* All threads of all blocks have written this round's payload; returns true in one thread, which may then publish it.
- * Observers: every thread of the launch -> proxy and NIC. */
-RR_FN bool rr_arrive(rr_ctx &c) {
-    rr_block_sync(c);
-    if (c.tid != 0) return false;
-    rr_fence_block_to_system();
-    if (c.blocks > 1) {
-        if (rr_add_dev(&rr_state_of(c)->arrived[c.rounds], 1) != c.blocks - 1) return false;
-        rr_fence_block_to_system();
-    }
-    return true; /* without a look at the abort word: that is a round trip over the bus, and the proxy swallows commands
-                    of an aborted session */
 }
 
 /* Tells the proxy why this kernel gave up. The first fault of a session stands; one block, so a plain look is enough.
@@ -146,14 +140,15 @@ RR_FN bool rr_poll_flags(const rr_ctx &c, const rr_expect &e) {
 
 /* Every other block waits for block 0's word. Bounded by what bounds block 0, and a second on top. */
 RR_FN bool rr_poll_ready(const rr_ctx &c) {
-    uint64_t *ready = &rr_state_of(c)->ready;
+    const uint64_t *ready = &rr_state_of(c)->ready;
     uint64_t began = 0;
     for (uint32_t polls = 1;; polls++) {
         uint64_t seen = rr_load_acquire_dev(ready);
-        if (seen >> 1 >= c.rounds + 1) return !(seen & 1);
+        if (seen >> 1 >= c.first_round + c.rounds + 1) return !(seen & 1);
         if (polls % 1024 == 0) {
             uint64_t now = rr_clock_ns();
             if (!began) began = now;
+            if (rr_load_relaxed_sys(&rr_state_of(c)->failed)) return false;
             /* a round polls at most every peer, one after the other */
             if (now - began > c.op->world * c.op->deadline_ns + 1000000000ull) return false;
         }
@@ -161,35 +156,61 @@ RR_FN bool rr_poll_ready(const rr_ctx &c) {
     }
 }
 
-/* Block 0, thread 0: have all blocks of this launch arrived in this round? Peers' data can be here before our own
- * blocks have read their input, and the output may be the input. */
+/* Block 0, the threads from rr_lead() on: have all other blocks of this launch arrived for this publish? */
 RR_FN bool rr_poll_arrived(const rr_ctx &c) {
-    uint64_t began = 0;
-    for (uint32_t polls = 1; rr_add_dev(&rr_state_of(c)->arrived[c.rounds], 0) != c.blocks; polls++) {
-        if (polls % 1024 == 0) {
-            uint64_t now = rr_clock_ns();
-            if (!began) began = now;
-            if (now - began > c.op->deadline_ns) {
-                rr_fault(c, RR_ERR_KERNEL_STUCK, c.op->rank, c.rounds, 0);
-                return false;
+    uint64_t wanted = c.first_publish + c.publishes + 1, began = 0;
+    for (uint32_t block = 1 + c.tid - rr_lead(c); block < c.blocks; block += rr_lookouts()) {
+        const uint64_t *arrived = &rr_state_of(c)->arrived[block];
+        for (uint32_t polls = 1; rr_load_acquire_dev(arrived) < wanted; polls++) {
+            if (polls % 1024 == 0) {
+                uint64_t now = rr_clock_ns();
+                if (!began) began = now;
+                if (rr_load_relaxed_sys(&rr_state_of(c)->failed)) return false; /* the session is being closed */
+                if (now - began > c.op->deadline_ns) {
+                    rr_fault(c, RR_ERR_KERNEL_STUCK, c.op->rank, c.publishes, 0);
+                    return false;
+                }
+            }
+            rr_relax(c, polls, 0);
+        }
+    }
+    return true;
+}
+
+/* Once all threads of all blocks have written this payload: commits the commands prepared for it. Observers: every
+ * thread (block barrier, fence) -> block 0 (`arrived`) -> proxy and NIC (fence, commit). No look at the abort word:
+ * that is a round trip over the bus, and the proxy swallows commands of an aborted session. */
+RR_FN void rr_publish(rr_ctx &c) {
+    uint32_t lead = rr_lead(c);
+    rr_block_sync(c);
+    if (c.block != 0) {
+        if (c.tid == lead) {
+            rr_fence_block_to_system();
+            rr_store_fenced_sys(&rr_state_of(c)->arrived[c.block], c.first_publish + c.publishes + 1);
+        }
+    } else if (c.tid >= lead && c.tid < lead + rr_lookouts()) {
+        bool arrived = rr_lookouts_agree(rr_poll_arrived(c));
+        if (c.tid == lead && arrived) {
+            rr_fence_block_to_system();
+            for (uint64_t i = c.first_command + c.committed; i < c.first_command + c.commands; i++) {
+                rr_store_fenced_sys(
+                    (uint64_t *)((rr_command *)(rr_region(c) + c.op->layout.commands) + i % RR_COMMANDS), i + 1);
+                rr_ring_doorbell(c, i);
             }
         }
-        rr_relax(c, polls, 0);
+        c.failed |= !arrived;
     }
-    rr_fence_block_to_system();
-    return true;
+    c.committed = c.commands;
+    c.publishes++;
 }
 
 /* Ends a round: block 0 knows whether its polls went well (`ok`, per thread), the others learn it.
  * Observers: peer's NIC or proxy -> block 0 (acquire on the flag) -> every thread (block barrier, `ready`). */
 RR_FN bool rr_close_round(rr_ctx &c, bool ok) {
     if (c.block == 0) {
-        if (c.tid == 0 && c.blocks > 1 && ok) ok = rr_poll_arrived(c);
-        ok = !rr_block_any(c, !ok);
-        if (c.tid == 0 && c.blocks > 1) {
-            rr_fence_block_to_system();
-            rr_store_release_dev(&rr_state_of(c)->ready, (uint64_t)(c.rounds + 1) << 1 | (ok ? 0 : 1));
-        }
+        ok = !rr_block_any(c, !ok || c.failed);
+        if (c.tid == rr_lead(c) && c.blocks > 1)
+            rr_store_release_dev(&rr_state_of(c)->ready, (c.first_round + c.rounds + 1) << 1 | (ok ? 0 : 1));
     } else {
         if (c.tid == 0) ok = rr_poll_ready(c);
         ok = !rr_block_any(c, !ok);
@@ -214,38 +235,24 @@ RR_FN bool rr_wait(rr_ctx &c, const rr_expect &a) {
     return rr_wait2(c, a, none);
 }
 
-/* Every block passes here exactly once. The last one out leaves the state as the next launch expects it. */
+/* Every block passes here exactly once. Block 0 leaves the state as the next launch expects it: by now every block has
+ * read it, and the next launch begins when all blocks have ended. */
 RR_FN void rr_end(rr_ctx &c) {
     rr_block_sync(c);
-    if (c.tid != 0) return;
+    if (c.tid != rr_lead(c)) return;
     rr_device_state *state = rr_state_of(c);
-    if (c.blocks > 1) {
-        rr_fence_block_to_system();
-        if (rr_add_dev(&state->leaving, 1) != c.blocks - 1) return;
-        rr_fence_block_to_system();
-        for (uint32_t i = 0; i <= c.rounds && i < RR_MAX_ROUNDS; i++) state->arrived[i] = 0;
-        state->leaving = 0;
-        rr_store_release_dev(&state->ready, 0);
-    }
-    if (c.failed) {
-        state->failed = 1;
-    } else {
+    if (c.failed) rr_store_relaxed_sys(&state->failed, 1);
+    if (c.block != 0) return;
+    if (!c.failed) {
         state->seq = c.seq;
-        state->commands += c.commands;
+        state->commands = c.first_command + c.commands;
+        state->rounds = c.first_round + c.rounds;
+        state->publishes = c.first_publish + c.publishes;
     }
     rr_store_relaxed_sys(&rr_kernel_line_of(c)->seq_done, c.seq);
 }
 
-/* ---- publishing: called by all threads, done by one ---- */
-
-/* After this round's payload was written by all blocks. Every round publishes once and is closed once. */
-RR_FN void rr_publish(rr_ctx &c, uint32_t op, uint32_t phase, uint32_t wave, uint32_t peers, uint64_t src, uint64_t dst,
-                      uint64_t bytes, uint64_t chunk) {
-    if (rr_arrive(c)) rr_publish_now(c, op, phase, wave, peers, src, dst, bytes, chunk);
-    c.commands++;
-}
-
-/* Input elements, at any address (CPU) or any element-aligned one (GPU). */
+/* Input elements, at any address: not even a multiple of their size. */
 template <typename T, uint32_t N> RR_FN void rr_load_in(const rr_ctx &c, uint64_t at, float (&v)[N], uint32_t n) {
     const uint8_t *from = (const uint8_t *)c.op->in + at * sizeof(T);
 #if RR_GPU
@@ -253,7 +260,11 @@ template <typename T, uint32_t N> RR_FN void rr_load_in(const rr_ctx &c, uint64_
         rr_load_tile<T, N>(v, (const T *)from, n);
     } else {
 #pragma unroll
-        for (uint32_t i = 0; i < N; i++) v[i] = i < n ? rr_to_float(((const T *)from)[i]) : 0.0f;
+        for (uint32_t i = 0; i < N; i++) {
+            T one = {0};
+            if (i < n) one = rr_load_unaligned<T>(from + i * sizeof(T));
+            v[i] = rr_to_float(one);
+        }
     }
 #else
     if ((uint64_t)from % alignof(T)) {
@@ -266,19 +277,25 @@ template <typename T, uint32_t N> RR_FN void rr_load_in(const rr_ctx &c, uint64_
 #endif
 }
 
-/* Output element type T at any address: tiles go to the user's tensor, which may not even be aligned to its elements
- * (CPU). */
+/* Output elements, at any address. */
 template <typename T, uint32_t N>
 RR_FN void rr_store_out(const rr_ctx &c, uint64_t at, const float (&v)[N], uint32_t n) {
     uint8_t *to = (uint8_t *)c.op->out + at * sizeof(T);
-#if !RR_GPU
-    if ((uint64_t)to % alignof(T)) {
+    if ((uint64_t)to % sizeof(T)) {
+#if RR_GPU
+#pragma unroll
+        for (uint32_t i = 0; i < N; i++) {
+            T one;
+            rr_from_float(v[i], &one);
+            if (i < n) rr_store_unaligned<T>(to + i * sizeof(T), one);
+        }
+#else
         T aligned[N];
         rr_store_tile<T, N>(aligned, v, n);
         memcpy(to, aligned, n * sizeof(T));
+#endif
         return;
     }
-#endif
     rr_store_tile<T, N>((T *)to, v, n);
 }
 

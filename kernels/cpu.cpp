@@ -25,7 +25,9 @@ template <typename T> static void run(rr_ctx &c) {
 }
 
 extern "C" bool RR_JOIN(rr_cpu_thread_, RR_CPU_ISA)(const rr_op *op, rr_cpu_place place) {
-    rr_ctx c = {op, place.tid, place.threads, place.block, place.blocks, 0, 0, 0, false, place.barrier};
+    rr_ctx c = {};
+    c.op = op, c.barrier = place.barrier;
+    c.tid = place.tid, c.threads = place.threads, c.block = place.block, c.blocks = place.blocks;
     if (op->dtype == RR_FLOAT16)
         run<rr_f16>(c);
     else if (op->dtype == RR_BFLOAT16)

@@ -25,8 +25,9 @@ struct rr_block_barrier; /* CPU only; cpu.cpp */
 struct rr_ctx {
     const rr_op *op;
     uint32_t tid, threads, block, blocks;
-    uint32_t rounds, commands;
-    uint64_t seq;
+    uint32_t publishes, rounds, commands, committed;
+    uint32_t worker, workers; /* this block's share of copying and adding; worker == workers: none */
+    uint64_t seq, first_command, first_round, first_publish; /* `first`: this operation's, in the session's count */
     bool failed;
     struct rr_block_barrier *barrier;
 };
@@ -62,6 +63,8 @@ RR_FN void rr_store_relaxed_sys(uint64_t *p, uint64_t v) {
 RR_FN void rr_store_release_sys(uint64_t *p, uint64_t v) {
     asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
+/* Behind rr_fence_block_to_system: a release would wait for the bus a second time. */
+RR_FN void rr_store_fenced_sys(uint64_t *p, uint64_t v) { rr_store_relaxed_sys(p, v); }
 RR_FN uint64_t rr_load_acquire_dev(const uint64_t *p) {
     uint64_t v;
     asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
@@ -74,7 +77,11 @@ RR_FN void rr_store_release_dev(uint64_t *p, uint64_t v) {
 /* this block's writes -> whoever sees what the calling thread does next (proxy and NIC included). The block barrier
  * before it gathers the other threads' writes; the fence makes them cumulative. */
 RR_FN void rr_fence_block_to_system() { __threadfence_system(); }
-RR_FN uint32_t rr_add_dev(uint32_t *p, uint32_t by) { return atomicAdd(p, by); }
+/* The thread that publishes: not in the warp that polls, where each would hold the other up. */
+RR_FN uint32_t rr_lead(const rr_ctx &c) { return c.threads > 32 ? 32 : 0; }
+/* Its warp looks for the other blocks' arrival together, and what each saw is then before what the lead does. */
+RR_FN uint32_t rr_lookouts() { return 32; }
+RR_FN bool rr_lookouts_agree(bool mine) { return __all_sync(0xffffffffu, mine); }
 
 RR_FN void rr_block_sync(const rr_ctx &) { __syncthreads(); }
 RR_FN bool rr_block_any(const rr_ctx &, bool mine) { return __syncthreads_or(mine); }
@@ -109,11 +116,15 @@ RR_FN uint64_t rr_load_relaxed_sys(const uint64_t *p) { return __atomic_load_n(p
 RR_FN void rr_store_relaxed_sys(uint64_t *p, uint64_t v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
 /* Sequentially consistent, not just release: half of the nap handshake (proxy/src/order.h). */
 RR_FN void rr_store_release_sys(uint64_t *p, uint64_t v) { __atomic_store_n(p, v, __ATOMIC_SEQ_CST); }
+RR_FN void rr_store_fenced_sys(uint64_t *p, uint64_t v) { rr_store_release_sys(p, v); }
 RR_FN uint64_t rr_load_acquire_dev(const uint64_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 RR_FN void rr_store_release_dev(uint64_t *p, uint64_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
-/* On a CPU the atomic that follows carries the order (rr_add_dev is acquire-release, publishing is a release). */
+/* On a CPU the store that follows carries the order: it is a release. */
 RR_FN void rr_fence_block_to_system() {}
-RR_FN uint32_t rr_add_dev(uint32_t *p, uint32_t by) { return __atomic_fetch_add(p, by, __ATOMIC_ACQ_REL); }
+RR_FN uint32_t rr_lead(const rr_ctx &) { return 0; }
+/* One thread looks for all blocks. */
+RR_FN uint32_t rr_lookouts() { return 1; }
+RR_FN bool rr_lookouts_agree(bool mine) { return mine; }
 
 extern "C" {
 void rr_cpu_block_sync(struct rr_block_barrier *barrier);
@@ -143,28 +154,79 @@ RR_FN void rr_ring_doorbell(const rr_ctx &c, uint64_t index) {
 }
 #endif
 
-/* All threads of the launch copy `bytes` together. */
-RR_FN void rr_copy(const rr_ctx &c, void *to, const void *from, uint64_t bytes) {
-    uint64_t me = (uint64_t)c.block * c.threads + c.tid, all = (uint64_t)c.blocks * c.threads;
 #if RR_GPU
-    uint64_t addresses = (uint64_t)to | (uint64_t)from;
-    if (addresses % 16 == 0) {
-        for (uint64_t i = me; i < bytes / 16; i += all)
-            rr_store_pack((uint8_t *)to + i * 16, rr_load_pack((const uint8_t *)from + i * 16));
-        uint64_t tail = bytes / 16 * 16;
-        for (uint64_t i = tail + me; i < bytes; i += all) ((uint8_t *)to)[i] = ((const volatile uint8_t *)from)[i];
-    } else if ((addresses | bytes) % 4 == 0) {
-        for (uint64_t i = me; i < bytes / 4; i += all) ((uint32_t *)to)[i] = ((const volatile uint32_t *)from)[i];
-    } else if ((addresses | bytes) % 2 == 0) {
-        for (uint64_t i = me; i < bytes / 2; i += all) ((uint16_t *)to)[i] = ((const volatile uint16_t *)from)[i];
-    } else {
-        for (uint64_t i = me; i < bytes; i += all) ((uint8_t *)to)[i] = ((const volatile uint8_t *)from)[i];
+/* What one thread keeps on its way at a time in rr_copy: a load over the bus takes about 1.5 us, however many there
+ * are. */
+#define RR_COPY_DEPTH 4
+
+template <typename P> RR_FN P rr_load_any(const uint8_t *p) { return *(const volatile P *)p; }
+template <> RR_FN rr_pack rr_load_any<rr_pack>(const uint8_t *p) { return rr_load_pack(p); }
+template <typename P> RR_FN void rr_store_any(uint8_t *p, const P &v) { *(P *)p = v; }
+template <> RR_FN void rr_store_any<rr_pack>(uint8_t *p, const rr_pack &v) { rr_store_pack(p, v); }
+
+/* `units` of P, dense at `from`; at `to`, rows of `per` units lie `stride` bytes apart. */
+template <typename P>
+RR_FN void rr_copy_units(uint8_t *to, uint64_t stride, const uint8_t *from, uint32_t per, uint32_t units, uint32_t me,
+                         uint32_t all) {
+    for (uint32_t first = me; first < units; first += RR_COPY_DEPTH * all) {
+        P v[RR_COPY_DEPTH];
+#pragma unroll
+        for (uint32_t k = 0; k < RR_COPY_DEPTH; k++) {
+            uint32_t i = first + k * all;
+            if (i < units) v[k] = rr_load_any<P>(from + (uint64_t)i * sizeof(P));
+        }
+#pragma unroll
+        for (uint32_t k = 0; k < RR_COPY_DEPTH; k++) {
+            uint32_t i = first + k * all;
+            if (i < units) rr_store_any<P>(to + i / per * stride + (uint64_t)(i % per) * sizeof(P), v[k]);
+        }
     }
-#else
-    uint64_t slice = rr_round_up((bytes + all - 1) / all, 64), begin = me * slice;
-    if (begin < bytes)
-        memcpy((uint8_t *)to + begin, (const uint8_t *)from + begin, bytes - begin < slice ? bytes - begin : slice);
+}
 #endif
+
+/* All threads of the launch copy `rows` rows of `width` bytes, dense at `from` and `stride` bytes apart at `to`. A
+ * region is below 4 GiB, so counts fit 32 bits. `turn`: packs that copies just before this one gave out, so that
+ * several small ones go to different threads and run at the same time. */
+RR_FN void rr_copy_rows(const rr_ctx &c, void *to, uint64_t stride, const void *from, uint64_t width, uint64_t rows,
+                        uint32_t turn) {
+    uint32_t me = c.worker * c.threads + c.tid, all = c.workers * c.threads;
+    if (c.worker == c.workers) return;
+#if RR_GPU
+    me = (me + all - turn % all) % all;
+    uint8_t *out = (uint8_t *)to;
+    const uint8_t *in = (const uint8_t *)from;
+    uint64_t addresses = (uint64_t)to | (uint64_t)from;
+    if (rows == 1) {
+        uint32_t bytes = (uint32_t)width, tail = bytes / 16 * 16;
+        if (addresses % 16 == 0) {
+            rr_copy_units<rr_pack>(out, 0, in, bytes / 16 + 1, bytes / 16, me, all);
+            if (me < bytes - tail) out[tail + me] = rr_load_any<uint8_t>(in + tail + me);
+            return;
+        }
+        stride = 0;
+    }
+    uint64_t edges = addresses | width | stride;
+    uint32_t bytes = (uint32_t)(width * rows), per = (uint32_t)width;
+    if (edges % 16 == 0)
+        rr_copy_units<rr_pack>(out, stride, in, per / 16, bytes / 16, me, all);
+    else if (edges % 4 == 0)
+        rr_copy_units<uint32_t>(out, stride, in, per / 4, bytes / 4, me, all);
+    else if (edges % 2 == 0)
+        rr_copy_units<uint16_t>(out, stride, in, per / 2, bytes / 2, me, all);
+    else
+        rr_copy_units<uint8_t>(out, stride, in, per, bytes, me, all);
+#else
+    (void)turn;
+    uint64_t slice = rr_round_up((width + all - 1) / all, 64), begin = me * slice;
+    for (uint64_t r = 0; r < rows && begin < width; r++)
+        memcpy((uint8_t *)to + r * stride + begin, (const uint8_t *)from + r * width + begin,
+               width - begin < slice ? width - begin : slice);
+#endif
+}
+
+/* One row. */
+RR_FN void rr_copy(const rr_ctx &c, void *to, const void *from, uint64_t bytes, uint32_t turn = 0) {
+    rr_copy_rows(c, to, 0, from, bytes, 1, turn);
 }
 
 #endif

@@ -67,8 +67,7 @@ RR_FN void rr_ring_publish(rr_ctx &c, const rr_lane *lane, uint32_t lanes, uint3
     uint32_t world = c.op->world;
     bool gathering = step >= world - 1;
     uint32_t t = gathering ? step - (world - 1) : step;
-    bool publisher = rr_arrive(c);
-    for (uint32_t i = 0; i < lanes; i++, c.commands++) {
+    for (uint32_t i = 0; i < lanes; i++) {
         const rr_lane &l = lane[i];
         uint64_t partial = l.each * sizeof(P), result = l.each * sizeof(T), partials = (world - 1) * partial;
         uint32_t chunk = (l.place + (gathering ? world + 1 : world) - t) % world;
@@ -77,8 +76,9 @@ RR_FN void rr_ring_publish(rr_ctx &c, const rr_lane *lane, uint32_t lanes, uint3
                                   : l.recv + partials + (t - 1) * result;
         uint64_t dst = !gathering ? l.recv + t * partial : l.recv + partials + t * result;
         uint64_t bytes = rr_lane_count(l, chunk, 1) * (gathering ? sizeof(T) : sizeof(P));
-        if (publisher) rr_publish_now(c, RR_OP_PUT, l.phase + step, RR_WAVE_ALL, 1u << l.to, src, dst, bytes, 0);
+        rr_prepare(c, RR_OP_PUT, l.phase + step, RR_WAVE_ALL, 1u << l.to, src, dst, bytes, 0);
     }
+    rr_publish(c);
 }
 
 /* Chunk that arrives in `step`. */
@@ -191,8 +191,7 @@ template <typename T, typename P> RR_FN void rr_halving_run(rr_ctx &c) {
         bool gathering = step >= dimensions;
         uint32_t s = gathering ? 2 * dimensions - 1 - step : step, half = world >> (s + 1);
         rr_expect e[2] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
-        bool publisher = rr_arrive(c);
-        for (uint32_t i = 0; i < 2; i++, c.commands++) {
+        for (uint32_t i = 0; i < 2; i++) {
             rr_lane &l = lane[i];
             uint32_t keep = l.place >> (dimensions - 1 - s) & 1;
             uint32_t peer = c.op->order[position ^ rr_dimension(rr_dimension_of_step(i, s, dimensions))];
@@ -206,11 +205,11 @@ template <typename T, typename P> RR_FN void rr_halving_run(rr_ctx &c) {
                 src = l.send + theirs * l.each * sizeof(P);
                 dst = l.recv + (world - (world >> s)) * l.each * sizeof(P);
             }
-            if (publisher)
-                rr_publish_now(c, RR_OP_PUT, l.phase + step, RR_WAVE_ALL, 1u << peer, src, dst,
-                               rr_lane_count(l, sent, half) * size, 0);
+            rr_prepare(c, RR_OP_PUT, l.phase + step, RR_WAVE_ALL, 1u << peer, src, dst,
+                       rr_lane_count(l, sent, half) * size, 0);
             e[i] = rr_expect_from(peer, l.phase + step, rr_lane_count(l, got, half) * size);
         }
+        rr_publish(c);
         if (!rr_wait2(c, e[0], e[1])) break;
         for (uint32_t i = 0; i < 2; i++) {
             rr_lane &l = lane[i];

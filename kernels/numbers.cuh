@@ -97,6 +97,23 @@ template <typename T> struct rr_tile_of {
 };
 
 #if RR_GPU
+/* Bytewise where the address is no multiple of the element. */
+template <typename T> RR_FN T rr_load_unaligned(const uint8_t *from) {
+    if ((uint64_t)from % sizeof(T) == 0) return *(const T *)from;
+    T v = {0};
+#pragma unroll
+    for (uint32_t i = 0; i < sizeof(T); i++) v.bits |= (uint32_t)from[i] << 8 * i;
+    return v;
+}
+template <typename T> RR_FN void rr_store_unaligned(uint8_t *to, T v) {
+#pragma unroll
+    for (uint32_t i = 0; i < sizeof(T); i++) to[i] = (uint8_t)(v.bits >> 8 * i);
+}
+template <typename T, uint32_t N> RR_FN void rr_unpack(float (&v)[N], const rr_pack &pack) {
+    const T *x = (const T *)&pack;
+#pragma unroll
+    for (uint32_t i = 0; i < N; i++) v[i] = rr_to_float(x[i]);
+}
 /* P may be wider than T (fp32 partial sums of a 16-bit payload): then a tile of T's count spans two packs. */
 template <typename P, uint32_t N> RR_FN void rr_load_tile(float (&v)[N], const P *from, uint32_t) {
     const uint32_t per = RR_PACK_BYTES / sizeof(P);
@@ -145,10 +162,10 @@ template <typename P, uint32_t N> RR_FN void rr_store_tile(P *__restrict__ to, c
 
 /* Runs `body(begin, n)` over [0, count) elements in tiles, shared out over all threads of the launch. */
 #define RR_FOR_TILES(c, T, total, begin, n)                                                                            \
-    for (uint64_t begin = ((uint64_t)(c).block * (c).threads + (c).tid) * rr_tile_of<T>::count, n##_all = (total),     \
-                  n = 0;                                                                                               \
+    for (uint64_t begin = ((uint64_t)(c).worker * (c).threads + (c).tid) * rr_tile_of<T>::count,                       \
+                  n##_all = (c).worker == (c).workers ? 0 : (total), n = 0;                                            \
          begin < n##_all &&                                                                                            \
          (n = n##_all - begin < rr_tile_of<T>::count ? n##_all - begin : rr_tile_of<T>::count, true);                  \
-         begin += (uint64_t)(c).blocks * (c).threads * rr_tile_of<T>::count)
+         begin += (uint64_t)(c).workers * (c).threads * rr_tile_of<T>::count)
 
 #endif

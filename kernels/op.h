@@ -20,18 +20,25 @@ enum rr_mode {
 #define RR_FLOAT16 2u
 #define RR_BFLOAT16 3u
 
-/* Most rounds of waiting in one operation: one per phase and one for the end. */
-#define RR_MAX_ROUNDS 64
+/* Most blocks of a launch. */
+#define RR_MAX_BLOCKS 64
 
-/* Lives in device memory (CPU: process memory), one per session. Only kernels touch it after it was zeroed. Between
- * launches everything but `seq`, `commands` and `failed` is zero. */
+/* Lives in device memory (CPU: process memory), one per session. Only kernels touch it after it was zeroed. Nothing is
+ * ever reset: every count goes on from launch to launch, so that launches of any grid may follow each other and nobody
+ * has to wait for the last block out. The first line changes only when block 0 is through, which is after every block
+ * has read it. */
 typedef struct rr_device_state {
-    uint64_t seq;                    /* last finished operation */
-    uint64_t commands;               /* commands published so far */
-    uint64_t ready;                  /* round << 1 | failed: block 0 tells the others that a wait is over */
-    uint32_t leaving;                /* blocks that are through; the last one cleans up */
-    uint32_t failed;                 /* an operation failed: later launches do nothing */
-    uint32_t arrived[RR_MAX_ROUNDS]; /* blocks that finished a round's writing; the last one publishes the command */
+    uint64_t seq;       /* last finished operation */
+    uint64_t commands;  /* committed so far */
+    uint64_t publishes; /* calls of rr_publish so far */
+    uint64_t rounds;    /* closed so far */
+    uint64_t failed;    /* an operation failed: later launches do nothing */
+    uint8_t reserved0[88];
+    /* By block, its own word: how many publishes its writing is ready for. Not one count for all: blocks do not wait
+     * for each other between two publishes, and one that is ahead would stand in for one that is behind. */
+    uint64_t arrived[RR_MAX_BLOCKS];
+    uint64_t ready; /* rounds closed << 1 | failed: block 0 tells the others that a wait is over */
+    uint8_t reserved1[120];
 } rr_device_state;
 
 typedef struct rr_op {
@@ -62,8 +69,8 @@ typedef struct rr_op {
     uint64_t lend;
     uint64_t proxy;
     uint64_t sleep_ns;
-    uint32_t tag; /* what else all ranks must share: the caller's hash of shape and dtype name */
-    uint32_t reserved;
+    uint32_t tag;    /* what else all ranks must share: the caller's hash of shape and dtype name */
+    uint32_t pieces; /* full, full_phased: parts that travel one behind the other; 0 and 1 are the same */
 } rr_op;
 
 /* clang-format off */
@@ -94,15 +101,17 @@ typedef struct rr_op {
     X(rr_op, proxy, 384, 8) \
     X(rr_op, sleep_ns, 392, 8) \
     X(rr_op, tag, 400, 4) \
+    X(rr_op, pieces, 404, 4) \
     X(rr_device_state, seq, 0, 8) \
     X(rr_device_state, commands, 8, 8) \
-    X(rr_device_state, ready, 16, 8) \
-    X(rr_device_state, leaving, 24, 4) \
-    X(rr_device_state, failed, 28, 4) \
-    X(rr_device_state, arrived, 32, 256)
+    X(rr_device_state, publishes, 16, 8) \
+    X(rr_device_state, rounds, 24, 8) \
+    X(rr_device_state, failed, 32, 8) \
+    X(rr_device_state, arrived, 128, 512) \
+    X(rr_device_state, ready, 640, 8)
 #define RR_OP_STRUCTS(X) \
     X(rr_op, 408) \
-    X(rr_device_state, 288)
+    X(rr_device_state, 768)
 /* clang-format on */
 RR_OP_FIELDS(RR_ASSERT_FIELD)
 RR_OP_STRUCTS(RR_ASSERT_STRUCT)
@@ -122,7 +131,7 @@ RR_SHARED_FN uint32_t rr_op_digest(const rr_op *op) {
     uint64_t h =
         ((uint64_t)op->kind << 24 | op->mode << 16 | op->dtype << 8 | op->wave << 4 | op->fp32_partials) + op->world;
     h = (h ^ op->count ^ (uint64_t)op->tag << 32) * 0x9e3779b97f4a7c15ull;
-    h = (h ^ h >> 29 ^ op->rows) * 0x9e3779b97f4a7c15ull;
+    h = (h ^ h >> 29 ^ op->rows ^ (uint64_t)op->pieces << 32) * 0x9e3779b97f4a7c15ull;
     if (op->kind == RR_ALL_GATHER)
         for (uint32_t p = 0; p < op->world; p++) h = (h ^ h >> 29 ^ op->width[p]) * 0x9e3779b97f4a7c15ull;
     return (uint32_t)(h >> 48);

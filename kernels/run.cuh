@@ -44,13 +44,15 @@ static inline const char *rr_op_refusal(const rr_op *op) {
                    ? 0
                    : "the payload of all ranks together is larger than a slot";
     if (op->kind != RR_ALL_REDUCE) return "unknown kind of operation";
+    if (op->pieces > 1 && op->mode != RR_MODE_FULL && op->mode != RR_MODE_FULL_PHASED)
+        return "only the one-shot modes travel in pieces";
     uint64_t partial = op->fp32_partials ? 4 : size,
              half = rr_chunk_count(rr_round_up((op->count + 1) / 2, 16 / size), world, op->dtype);
     uint64_t send = 2 * slot, recv = world * slot;
     switch (op->mode) {
     case RR_MODE_FULL:
     case RR_MODE_FULL_PHASED:
-        return 0;
+        return op->pieces <= op->layout.phases ? 0 : "more pieces than an operation has phases";
     case RR_MODE_PAYLOAD_RSAG:
     case RR_MODE_PAYLOAD_RSAG_PHASED:
         return 2 * each * size <= slot && each * size <= slot ? 0 : "two chunks are larger than a slot";

@@ -160,7 +160,7 @@ class Op(ct.Structure):
         ("proxy", _u64),
         ("sleep_ns", _u64),
         ("tag", _u32),
-        ("reserved", _u32),
+        ("pieces", _u32),
     ]
 
 
@@ -182,10 +182,13 @@ class DeviceState(ct.Structure):
     _fields_ = [
         ("seq", _u64),
         ("commands", _u64),
+        ("publishes", _u64),
+        ("rounds", _u64),
+        ("failed", _u64),
+        ("reserved0", _u8 * 88),
+        ("arrived", _u64 * 64),
         ("ready", _u64),
-        ("leaving", _u32),
-        ("failed", _u32),
-        ("arrived", _u32 * 64),
+        ("reserved1", _u8 * 120),
     ]
 
 

@@ -15,7 +15,7 @@
 #define MAX_CASES 1024
 
 typedef struct test_case {
-    uint32_t kind, mode, dtype, wave, fp32_partials;
+    uint32_t kind, mode, dtype, wave, fp32_partials, pieces;
     uint64_t count, rows;
     uint64_t width[RR_MAX_WORLD];
     uint32_t whole; /* inputs are whole numbers: the answer is exact in every mode */
@@ -70,6 +70,7 @@ static bool guarded(const uint8_t *out, uint64_t bytes) {
 static void run_op(test_world *w, uint32_t rank, const test_case *t, const uint8_t *in, uint8_t *out) {
     rr_op op = world_op(w, rank);
     op.kind = t->kind, op.mode = t->mode, op.dtype = t->dtype, op.wave = t->wave, op.fp32_partials = t->fp32_partials;
+    op.pieces = t->pieces;
     op.count = t->count, op.rows = t->rows;
     memcpy(op.width, t->width, sizeof op.width);
     op.in = (uint64_t)(uintptr_t)in;
@@ -206,6 +207,7 @@ static void plan_reductions(plan *p, uint64_t *rng, uint32_t world) {
                 t->mode = mode, t->dtype = dtype;
                 t->count = counts[c] ? counts[c] : CAPACITY / format_of(dtype).bytes;
                 t->fp32_partials = !raw(t) && rng_below(rng, 2);
+                t->pieces = mode <= RR_MODE_FULL_PHASED ? rng_below(rng, 5) : 0;
                 t->whole = !raw(t) && rng_below(rng, 2);
                 if (t->whole) continue;
                 /* Again, elsewhere in memory, on another grid: the bits must not change. */
