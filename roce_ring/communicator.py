@@ -16,10 +16,11 @@ from .modes import mode as mode_by_name
 from .native import ALL_GATHER, ALL_REDUCE, DTYPES, MAX_WORLD, REDUCE_SCATTER, WAVE_ALL, WAVE_TWO
 from .session import Session
 from .settings import Settings
-from .tensors import Tensor, describe, empty
+from .tensors import Tensor, current_stream, describe, empty
 from .topology import Topology
 
-_FULL_UPTO_BYTES = 32768  # measured over shm on 2 cores, docs/results; until a ladder for the fabric says better
+# Measured over shm, on 2 cores and on one H200 (docs/results); until a ladder for the fabric says better.
+_FULL_UPTO_BYTES = {"cpu": 32768, "cuda": 262144}
 
 
 class AllReduce:
@@ -30,6 +31,10 @@ class AllReduce:
     element up to `settings.max_bytes` (`gather_bytes` for all-gather shards, which defaults to max_bytes here), at any
     alignment. The result has the same bits on every rank and on every repeat.
 
+    `device`: "cpu", or "cuda" or "cuda:N" for CuPy arrays and torch tensors of that GPU (docs/gpu.md). There a call
+    puts the operation into the current stream and returns; in a graph capture it becomes part of the graph. check()
+    says whether work that was put into a stream has failed.
+
     Collective constructor: raises SetupError on all ranks, naming every offender, or on none. After a failed operation
     the communicator stays failed on all ranks until reset()."""
 
@@ -39,6 +44,7 @@ class AllReduce:
         settings: Settings | None = None,
         topology: Topology | None = None,
         *,
+        device: str = "cpu",
         first_seq: int = 0,
         serve: bool = True,
     ) -> None:
@@ -49,14 +55,14 @@ class AllReduce:
         settings = Settings.from_env(os.environ) if settings is None else settings
         if settings.gather_bytes == 0:
             settings = dataclasses.replace(settings, gather_bytes=settings.max_bytes)
-        self._exchange, self.settings, self._serve = exchange, settings, serve
+        self._exchange, self.settings, self._serve, self._device = exchange, settings, serve, device
         self._topology = topology or _topology(exchange, settings)
         self._reaches_all = self._topology.complete
         self.rank, self.world = exchange.rank, exchange.world
         self._pid = os.getpid()
         self._capturing = False
         self._tags: dict[tuple[object, ...], int] = {}
-        self.session = Session(exchange, settings, self._topology, first_seq=first_seq, serve=serve)
+        self.session = Session(exchange, settings, self._topology, device=device, first_seq=first_seq, serve=serve)
         # A process that ends without close(), or drops its communicator, still says good-bye, so that its peers hear
         # "closed" and not "dead". Not atexit: processes of multiprocessing never run that.
         self._at_exit = Finalize(None, self.close, exitpriority=0)
@@ -68,10 +74,11 @@ class AllReduce:
         *,
         settings: Settings | None = None,
         topology: Topology | None = None,
+        device: str = "cpu",
         serve: bool = True,
     ) -> AllReduce:
         """Over a torch.distributed CPU (gloo) process group; None is the default group."""
-        return cls(TorchExchange(group), settings, topology, serve=serve)
+        return cls(TorchExchange(group), settings, topology, device=device, serve=serve)
 
     @classmethod
     def from_rendezvous(
@@ -84,6 +91,7 @@ class AllReduce:
         tls: Tls | None = None,
         settings: Settings | None = None,
         topology: Topology | None = None,
+        device: str = "cpu",
         serve: bool = True,
     ) -> AllReduce:
         """Ranks meet at `address`: "unix:/path" or "127.0.0.1:port" on one machine, "host:port" with mutual TLS between
@@ -91,7 +99,7 @@ class AllReduce:
         settings = Settings.from_env(os.environ) if settings is None else settings
         exchange = RendezvousExchange(address, rank, world, job=settings.name, timeout_s=timeout_s, tls=tls)
         try:
-            return cls(exchange, settings, topology, serve=serve)
+            return cls(exchange, settings, topology, device=device, serve=serve)
         except BaseException:
             exchange.close()
             raise
@@ -108,8 +116,9 @@ class AllReduce:
 
     def _refusal(self, t: Tensor, limit: int) -> tuple[str, str] | None:
         """What is wrong, and how to fix it."""
-        if t.device != "cpu":
-            return f"the tensor is on {t.device}, expected cpu", "copy it, or leave it to another all-reduce"
+        if t.device != self.session.device:
+            expected = f"the tensor is on {t.device}, expected {self.session.device}"
+            return expected, "copy it, or leave it to another all-reduce"
         if t.dtype not in DTYPES:
             return f"dtype {t.dtype} is not one of {', '.join(DTYPES)}", "convert it"
         if not t.contiguous:
@@ -149,6 +158,11 @@ class AllReduce:
     def _out(self, x: Any, wanted: Tensor, out: Any, shape: tuple[int, ...], what: str) -> tuple[Any, Tensor]:
         """`wanted`: what x is."""
         if out is None:
+            if wanted.library == "cupy" and self.session.capturing(current_stream(wanted)):
+                raise UnsupportedError(
+                    f"{what}: CuPy's memory pool cannot give an output inside a graph capture",
+                    "pass out=, made before the capture and kept as long as the graph",
+                )
             out = empty(x, shape)
         t = describe(out)
         if (t.shape, t.dtype, t.device, t.contiguous, t.writable) != (shape, wanted.dtype, wanted.device, True, True):
@@ -185,7 +199,7 @@ class AllReduce:
         """The mode that all_reduce takes for a payload of this size; a pure function of settings and size."""
         if self.settings.mode != "auto":
             return self.settings.mode
-        return "full" if size_bytes <= _FULL_UPTO_BYTES else "payload_rsag"
+        return "full" if size_bytes <= _FULL_UPTO_BYTES[self.session.device[:4]] else "payload_rsag"
 
     def reduce_scatter(self, x: Any, out: Any = None) -> Any:
         """x has shape [world * n, ...]; returns rows [rank * n, (rank + 1) * n) of its sum over all ranks."""
@@ -228,10 +242,10 @@ class AllReduce:
         for one in t.shape[dim + 1 :]:
             unit *= one
         largest = rows * max(extents) * unit
-        if not t.contiguous or t.device != "cpu" or not 1 <= largest <= self.settings.gather_bytes:
+        if not t.contiguous or t.device != self.session.device or not 1 <= largest <= self.settings.gather_bytes:
             reason = (
                 "the tensor is not contiguous" if not t.contiguous
-                else f"the tensor is on {t.device}, expected cpu" if t.device != "cpu"
+                else f"the tensor is on {t.device}, expected {self.session.device}" if t.device != self.session.device
                 else f"the largest shard has {largest} bytes, expected 1 to {self.settings.gather_bytes}"
             )  # fmt: skip
             raise UnsupportedError(
@@ -253,12 +267,15 @@ class AllReduce:
         op.out = out.pointer
         threshold = self.settings.two_wave_threshold_bytes
         op.wave = WAVE_TWO if threshold and x.bytes >= threshold else WAVE_ALL
-        self.session.run(op)
+        if x.device == "cpu":
+            self.session.run(op)
+        else:
+            self.session.launch(op, x.bytes, current_stream(x))
 
     @contextlib.contextmanager
     def capture(self) -> Iterator[None]:
-        """Marks a CUDA graph capture. CPU tensors have no graphs: operations inside run at once, as an engine's warm-up
-        expects. Captures do not nest."""
+        """Marks where an engine captures graphs. Operations inside run at once, as its warm-up expects, unless the
+        current stream is being captured. Captures do not nest."""
         if self._capturing:
             raise RoceRingError("capture", "capture() inside capture(): one communicator has one capture at a time")
         self._capturing = True
@@ -278,7 +295,7 @@ class AllReduce:
         abort. Ranks that died must have been replaced by a new exchange instead."""
         self._same_process()
         self.session.close()
-        self.session = Session(self._exchange, self.settings, self._topology, serve=self._serve)
+        self.session = Session(self._exchange, self.settings, self._topology, device=self._device, serve=self._serve)
 
     def close(self) -> None:
         """Says good-bye and gives everything back. Peers that still need this rank fail with PeerClosed. A forked child

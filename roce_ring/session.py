@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from ctypes import Array
+from typing import TYPE_CHECKING
 
 from . import __version__
 from .errors import RoceRingError, SessionAborted, SetupError
@@ -42,6 +43,9 @@ from .settings import Settings
 from .topology import Topology
 from .verdict import place, verdict
 
+if TYPE_CHECKING:
+    from .gpu.executor import GpuExecutor
+
 log = logging.getLogger(__name__)
 
 MEETING_S = 60.0
@@ -56,6 +60,7 @@ _KERNEL_SPINS = 20_000
 # 50 us looks and 20 us naps made a small all-reduce 3.4 times as long as these.
 _SLEEP_NS = {"shm": 1_000_000, "verbs": 500_000}
 _CROWDED_VERBS_NAP_US = 1000
+_COMPILING_S = 600.0  # the kernels, at a machine's first start
 _REPORT_NS = 20_000_000  # a wait shorter than this is nobody's business
 
 
@@ -64,7 +69,14 @@ class Session:
     ranks, naming every offender, or on none."""
 
     def __init__(
-        self, exchange: Exchange, settings: Settings, topology: Topology, *, first_seq: int = 0, serve: bool = True
+        self,
+        exchange: Exchange,
+        settings: Settings,
+        topology: Topology,
+        *,
+        device: str = "cpu",
+        first_seq: int = 0,
+        serve: bool = True,
     ) -> None:
         self.settings, self.topology = settings, topology
         self.rank, self.world = exchange.rank, exchange.world
@@ -74,6 +86,8 @@ class Session:
         self._lend = ct.cast(self._native.proxy.rr_proxy_lend, ct.c_void_p).value
         self._proxy: int | None = None
         self._op: Op | None = None
+        self.device = device  # cpu; cuda:N once the GPU is open
+        self._gpu: GpuExecutor | None = None
         self._server: object | None = None
         self._lease: Lease | None = None
         self._lock = threading.Lock()  # one operation at a time; close() waits for it
@@ -94,7 +108,8 @@ class Session:
         here = self.hosts.count(self.hosts[self.rank])
         gather_errors(exchange, self._problem(exchange, here), MEETING_S)
         # One proxy thread and one caller per rank. Hyperthreads count as cores: the scheduler treats them so.
-        self.crowded = 2 * here > len(os.sched_getaffinity(0))
+        # Callers of a GPU do not look at flags.
+        self.crowded = (2 if device == "cpu" else 1) * here > len(os.sched_getaffinity(0))
         try:
             self._open(exchange, first_seq)
             if serve:
@@ -116,6 +131,7 @@ class Session:
             "wire version": self._native.wire_version,
             "layout hash": f"{self._native.proxy.rr_layout_hash(self.world, any_slot):016x}",
             "world": self.world,
+            "device": self.device.partition(":")[0],
             "plan hash": self.topology.plan_hash or "none",
             "ring order": ",".join(map(str, self.topology.order)),
             "first sequence": first_seq,
@@ -155,7 +171,7 @@ class Session:
         return "shm" if len(set(self.hosts)) == 1 else "verbs"
 
     def _config(self, first_seq: int) -> Config:
-        s, t = self.settings, self.topology
+        s, t, on_cpu = self.settings, self.topology, self.device == "cpu"
         config = Config(
             struct_bytes=ct.sizeof(Config),
             world=self.world,
@@ -169,10 +185,11 @@ class Session:
             late_ms=round(s.late_s * 1000),
             peer_timeout_ms=round(s.peer_timeout_s * 1000),
             dead_ms=round(s.dead_peer_s * 1000),
-            idle_spins=s.idle_spins if s.idle_spins >= 0 else 0 if self.crowded else _IDLE_SPINS,
+            # Only a CPU kernel can wake a proxy that naps.
+            idle_spins=s.idle_spins if s.idle_spins >= 0 else 0 if self.crowded and on_cpu else _IDLE_SPINS,
             nap_us=max(s.nap_us, _CROWDED_VERBS_NAP_US if self.crowded and self.provider == "verbs" else 0),
             cpu=s.proxy_cpu,
-            doorbell=1,
+            doorbell=int(on_cpu),
         )
         setattr(config, "yield", int(self.crowded))
         config.session[:] = [
@@ -208,10 +225,19 @@ class Session:
         gather_errors(exchange, _error_of(lambda: call(lib.rr_proxy_connect, self._proxy, b"".join(hellos))), MEETING_S)
         if self.provider == "verbs":
             self._prove(exchange)
-        gather_errors(exchange, _error_of(self._start), MEETING_S)
         self.region = int(lib.rr_proxy_region(self._proxy))
         self.device_state = DeviceState(seq=first_seq)
+        if self.device != "cpu":
+            gather_errors(exchange, _error_of(lambda: self._open_gpu(first_seq)), _COMPILING_S)
+        gather_errors(exchange, _error_of(self._start), MEETING_S)
         self.control.start()
+
+    def _open_gpu(self, first_seq: int) -> None:
+        from .gpu.executor import GpuExecutor, device_number
+
+        number = device_number(self.device)
+        self._gpu = GpuExecutor(number, self.region, self.layout.region_bytes, first_seq)
+        self.device = f"cuda:{number}"
 
     def _prove(self, exchange: Exchange) -> None:
         proof = self.proof = prove(exchange, self._proxy, self.topology.edges, MEETING_S)
@@ -249,9 +275,10 @@ class Session:
         return Op.from_buffer_copy(self._op)
 
     def _new_op(self) -> Op:
+        lends = self.crowded and self._gpu is None
         op = Op(
             region=self.region,
-            state=ct.addressof(self.device_state),
+            state=self._gpu.state_address if self._gpu else ct.addressof(self.device_state),
             layout=self.layout,
             # The proxy ends waits at peer_timeout; the kernel's own bound only matters if the proxy cannot.
             deadline_ns=round(self.settings.peer_timeout_s * 1e9) + 2_000_000_000,
@@ -260,8 +287,8 @@ class Session:
             rank=self.rank,
             stripe_min_bytes=self.settings.stripe_min_bytes,
             spins=0 if self.crowded else _KERNEL_SPINS,
-            lend=self._lend if self.crowded else 0,
-            proxy=(self._proxy or 0) if self.crowded else 0,  # run() refuses if it is gone
+            lend=self._lend if lends else 0,
+            proxy=(self._proxy or 0) if lends else 0,  # run() refuses if it is gone
             sleep_ns=_SLEEP_NS[self.provider],
         )
         op.order[: self.world] = list(self.topology.order)
@@ -290,6 +317,39 @@ class Session:
                     raise aborted.with_detail(f"rank {self.rank} ran {describe_op(op)}") from None
                 raise
             raise SessionAborted("internal", f"a wait failed on rank {self.rank} and nobody said why", "report this")
+
+    def launch(self, op: Op, size_bytes: int, stream: int) -> None:
+        """Puts one collective into a stream of the GPU, or into the graph that the stream is being captured for.
+        `size_bytes`: of the payload. Raises SessionAborted if the session is over already; what happens later, check()
+        tells."""
+        assert self._gpu is not None
+        if self.provider == "shm":
+            op.pieces = self._gpu.pieces_for(op, size_bytes)
+        self._native.kernels.rr_op_seal(ct.byref(op))
+        if refusal := self._native.kernels.rr_cpu_refusal(ct.byref(op)):
+            raise RoceRingError("refused", refusal.decode())
+        with self._lock:
+            if self._proxy is None or self.drained.is_set():
+                raise self._closed()
+            if not self._native.proxy.rr_proxy_abort_word(self._proxy):
+                try:
+                    self._gpu.launch(op, size_bytes, stream)
+                except RoceRingError as error:
+                    # In a capture nothing ran yet on any rank. Otherwise the others wait for what never comes.
+                    if error.code == "cuda" and "STREAM_CAPTURE" not in error.message:
+                        self.control.abort(f"rank {self.rank}: {error.message}")
+                    raise
+                return
+        self.check()
+
+    def capturing(self, stream: int) -> bool:
+        """Whether a GPU's stream is being captured for a graph."""
+        return self._gpu is not None and self._gpu.capturing(stream)
+
+    def _kernel_progress(self) -> tuple[int, int]:
+        """Numbers of the last operation that a kernel began and of the last that it finished."""
+        started, done = (ct.c_uint64 * 2).from_address(self.region + self.layout.kernel)
+        return started, done
 
     def _closed(self) -> RoceRingError:
         if self._proxy is None:
@@ -367,6 +427,9 @@ class Session:
         try:
             if self._proxy is None:
                 return
+            if self._gpu is not None:
+                why = "the session was closed in the middle of an operation"
+                self._gpu.close(self._kernel_progress, lambda: self.control.abort(why), timeout_s)
             self._native.proxy.rr_proxy_stop(self._proxy, round(timeout_s * 1000))
             self.control.stop()
             with self._life:

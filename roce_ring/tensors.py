@@ -1,4 +1,5 @@
-"""Tensors by pointer: numpy arrays and torch CPU tensors, without importing torch unless the caller has."""
+"""Tensors by pointer: numpy and CuPy arrays and torch tensors. Neither torch nor CuPy is imported here: whoever passes
+one has."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ class Bfloat16Bits(np.ndarray):
 @dataclass(slots=True)  # not frozen: that costs a microsecond per tensor
 class Tensor:
     """What an operation needs to know. `dtype` is float32, float16, bfloat16, or another name (all-gather takes
-    any)."""
+    any). `device` is cpu, cuda:N, or another name that no communicator has. `library`: numpy, torch or cupy."""
 
     pointer: int
     shape: tuple[int, ...]
@@ -31,6 +32,7 @@ class Tensor:
     writable: bool
     count: int  # elements
     bytes: int
+    library: str
 
 
 def _is_torch(x: Any) -> bool:
@@ -39,6 +41,8 @@ def _is_torch(x: Any) -> bool:
 
 
 _NUMPY_NAMES: dict[np.dtype[Any], str] = {}  # numpy builds a dtype's name anew each time it is asked: 5 us
+
+_TORCH_NAMES: dict[Any, str] = {}
 
 
 def _name(dtype: np.dtype[Any]) -> str:
@@ -57,16 +61,23 @@ def describe(x: Any) -> Tensor:
         if name == "uint16" and isinstance(x, Bfloat16Bits):
             name = "bfloat16"
         contiguous, writable = x.flags.c_contiguous, x.flags.writeable
-        return Tensor(x.ctypes.data, x.shape, name, x.itemsize, "cpu", contiguous, writable, x.size, x.nbytes)
+        return Tensor(x.ctypes.data, x.shape, name, x.itemsize, "cpu", contiguous, writable, x.size, x.nbytes, "numpy")
     if _is_torch(x):
-        if str(x.layout) != "torch.strided":
+        if x.layout is not sys.modules["torch"].strided:
             layout = str(x.layout).removeprefix("torch.")
             raise UnsupportedError(f"got a tensor of layout {layout}, expected a dense one")
-        name = str(x.dtype).removeprefix("torch.")
+        name = _TORCH_NAMES.get(x.dtype) or _TORCH_NAMES.setdefault(x.dtype, str(x.dtype).removeprefix("torch."))
         item, count = x.element_size(), x.numel()
         shape, device = tuple(x.shape), x.device.type
-        return Tensor(x.data_ptr(), shape, name, item, device, x.is_contiguous(), True, count, count * item)
-    raise UnsupportedError(f"got a {type(x).__name__}, expected a numpy array or a torch tensor")
+        if device == "cuda":
+            device = f"cuda:{x.get_device()}"
+        return Tensor(x.data_ptr(), shape, name, item, device, x.is_contiguous(), True, count, count * item, "torch")
+    cupy = sys.modules.get("cupy")
+    if cupy is not None and isinstance(x, cupy.ndarray):
+        name = _NUMPY_NAMES.get(x.dtype) or _name(x.dtype)
+        device, contiguous = f"cuda:{x.data.device_id}", x.flags.c_contiguous
+        return Tensor(x.data.ptr, x.shape, name, x.itemsize, device, contiguous, True, x.size, x.nbytes, "cupy")
+    raise UnsupportedError(f"got a {type(x).__name__}, expected a numpy or CuPy array or a torch tensor")
 
 
 def empty(like: Any, shape: tuple[int, ...]) -> Any:
@@ -74,4 +85,18 @@ def empty(like: Any, shape: tuple[int, ...]) -> Any:
     if isinstance(like, np.ndarray):
         out = np.empty(shape, like.dtype)
         return out.view(Bfloat16Bits) if isinstance(like, Bfloat16Bits) else out
-    return like.new_empty(shape)
+    if _is_torch(like):
+        return like.new_empty(shape)
+    return sys.modules["cupy"].empty(shape, like.dtype)
+
+
+def current_stream(t: Tensor) -> int:
+    """The stream that the tensor's library would work on now. Asked for at every call: a stream kept from an earlier
+    one would leave a graph capture empty."""
+    number = int(t.device.partition(":")[2])
+    if t.library == "torch":
+        torch = sys.modules["torch"]
+        if raw := getattr(torch._C, "_cuda_getCurrentRawStream", None):  # what torch's own launchers ask: 0.1 for 4 us
+            return int(raw(number))
+        return int(torch.cuda.current_stream(number).cuda_stream)
+    return int(sys.modules["cupy"].cuda.get_current_stream(number).ptr)

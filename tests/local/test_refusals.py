@@ -38,7 +38,7 @@ MISTAKES: list[Wrong] = [
     ("too large", lambda ar: ar.all_reduce(f32(1025)), "has 4100 bytes, at most 4096 are taken"),
     ("empty", lambda ar: ar.all_reduce(f32(0)), "all_reduce: the tensor is empty"),
     ("masked", lambda ar: ar.all_reduce(np.ma.masked_less(f32(4), 2)), "got a masked array, whose mask would be lost"),
-    ("a list", lambda ar: ar.all_reduce([1.0, 2.0]), "got a list, expected a numpy array or a torch tensor"),
+    ("a list", lambda ar: ar.all_reduce([1.0, 2.0]), "got a list, expected a numpy or CuPy array or a torch tensor"),
     ("None", lambda ar: ar.all_reduce(None), "got a NoneType"),
     ("out of another shape", lambda ar: ar.all_reduce(f32(8), f32(2, 4)), "out is a float32[2, 4]"),
     ("out of another dtype", lambda ar: ar.all_reduce(f32(8), np.ones(8, np.float16)), "out is a float16[8]"),

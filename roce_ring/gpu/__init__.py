@@ -1,0 +1,1 @@
+"""Collectives on an NVIDIA GPU. Nothing here is imported before a communicator for "cuda" is made."""

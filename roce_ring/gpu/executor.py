@@ -1,0 +1,186 @@
+"""One session's kernels on a GPU: the region as the device sees it, the state that kernels keep between launches, and
+the order of launches.
+
+One operation at a time, in the same order on all ranks: that is the contract with the user, as for any collective.
+Within it,
+  - a launch goes to the stream that is current when the call is made, and waits there (by an event) for this
+    session's last eager launch on another stream;
+  - in a graph capture the launch becomes part of the graph. A capture sees this communicator on one stream only: two
+    branches of one graph would run at the same time.
+A replay is ordered by the stream it is launched on, like all that is in the graph: the host does not see it.
+"""
+
+from __future__ import annotations
+
+import ctypes as ct
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import RoceRingError, SetupError
+from ..native import ALL_REDUCE, DeviceState, Op
+from .driver import CudaError, driver
+from .program import import_cupy, key_of, program
+
+_ONE_SHOT = (1, 2)  # full, full_phased
+THREADS = 512
+MAX_BLOCKS = 8  # of one operation; all of them wait, so all must be resident
+# State that a graph may still look at: a replay after close() reads "failed" there and leaves.
+_immortal: list[Any] = []
+
+
+def device_number(device: str) -> int:
+    """Of "cuda" (the current one) or "cuda:N". Raises SetupError."""
+    name, _, number = device.partition(":")
+    if name != "cuda" or (number and not number.isdecimal()) or device.endswith(":"):
+        raise SetupError(f"device is {device!r}, expected cpu, cuda or cuda:N")
+    cupy = import_cupy()
+    driver()
+    try:
+        count = cupy.cuda.runtime.getDeviceCount()
+        found = int(number) if number else cupy.cuda.runtime.getDevice()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise SetupError(f"CUDA does not start here: {error}") from error
+    if found >= count:
+        raise SetupError(f"device is {device!r}, but this process sees {count} of them", "look at CUDA_VISIBLE_DEVICES")
+    return int(found)
+
+
+class GpuExecutor:
+    """Not thread-safe: the session's lock is held around every call but capturing()."""
+
+    def __init__(self, device: int, region: int, region_bytes: int, first_seq: int) -> None:
+        """Everything that a launch may need is loaded here and launched once, so that nothing is loaded, compiled or
+        allocated in a capture. Raises SetupError or CudaError."""
+        self._cuda, self._cupy, self.device = driver(), import_cupy(), device
+        self._region = 0
+        self._stream = self._event = 0
+        self._ordered_on: int | None = None  # stream of the last eager launch
+        self._capture, self._capture_stream, self._captured = 0, 0, False
+        with self._cupy.cuda.Device(device):
+            self._cupy.cuda.runtime.free(0)  # makes the context
+            self.context = self._cuda.current_context()
+            self._program = program(device)
+            self.name = self._program.name
+            self._check_room()
+            self._cuda.register(region, region_bytes)
+            self._region = region
+            self._stream, self._event = self._cuda.new_stream(), self._cuda.new_event()
+            self._state = self._new_state(DeviceState(seq=first_seq))
+            self._argument = (ct.c_void_p * 1)()
+            self._argument_at = ct.addressof(self._argument)
+            self._launch_all_once()
+
+    def _new_state(self, state: DeviceState) -> Any:
+        memory = self._cupy.empty(ct.sizeof(state), self._cupy.uint8)
+        memory.data.copy_from_host(ct.addressof(state), ct.sizeof(state))
+        # From pageable memory that may return before the bytes are there, and no other stream waits for it.
+        self._cupy.cuda.Stream.null.synchronize()
+        return memory
+
+    @property
+    def state_address(self) -> int:
+        return int(self._state.data.ptr)
+
+    def _check_room(self) -> None:
+        """Blocks that wait for each other must all run at once."""
+        kernels = set(self._program.functions.values())
+        fewest = min(self._cuda.blocks_per_multiprocessor(one, THREADS) for one in kernels)
+        room = fewest * self._program.multiprocessors
+        if room < MAX_BLOCKS:
+            raise SetupError(
+                f"{self.name} (cuda:{self.device}) has room for {room} blocks of {THREADS} threads at once, "
+                f"{MAX_BLOCKS} are needed: they wait for each other",
+                "give this process more multiprocessors (MIG slice, MPS thread percentage)",
+            )
+
+    def _launch_all_once(self) -> None:
+        """With a state that says "failed", so that the kernels leave at once and touch nothing else."""
+        idle = self._new_state(DeviceState(failed=1))
+        op = Op(state=int(idle.data.ptr))
+        for function in set(self._program.functions.values()):
+            self._start(function, 1, THREADS, self._stream, op)
+        self._cuda.finish(self._stream)
+
+    def _start(self, function: int, blocks: int, threads: int, stream: int, op: Op) -> None:
+        self._argument[0] = ct.addressof(op)
+        self._cuda.launch(function, blocks, threads, stream, self._argument_at)
+
+    # ---- operations ----
+
+    def capturing(self, stream: int) -> bool:
+        return self._cuda.capture_of(stream) != 0
+
+    @staticmethod
+    def pieces_for(op: Op, size_bytes: int) -> int:
+        """Parts in which a one-shot all-reduce travels, 0 for one; the same on all ranks. Measured over shm
+        (docs/results); over a fabric every part costs messages of its own."""
+        one_shot = op.kind == ALL_REDUCE and op.mode in _ONE_SHOT
+        return 4 if one_shot and size_bytes >= 32768 else 0
+
+    def launch(self, op: Op, size_bytes: int, stream: int) -> None:
+        """`size_bytes`: of the payload. Returns when the launch is in the stream. Raises CudaError."""
+        function = self._program.functions[key_of(op.kind, op.mode, op.dtype)]
+        cuda = self._cuda
+        entered = cuda.enter(self.context)
+        try:
+            capture = cuda.capture_of(stream)
+            if capture:
+                self._enter_capture(capture, stream)
+            elif self._ordered_on is not None and self._ordered_on != stream:
+                cuda.wait(stream, self._event)
+            self._start(function, blocks_for(size_bytes), THREADS, stream, op)
+            if not capture:
+                cuda.record(self._event, stream)
+                self._ordered_on = stream
+        finally:
+            if entered:
+                cuda.leave()
+
+    def _enter_capture(self, capture: int, stream: int) -> None:
+        if capture == self._capture and stream != self._capture_stream:
+            raise RoceRingError(
+                "capture",
+                "two streams of one graph capture use this communicator: its operations would run at the same time",
+                "launch them from one stream, or make a communicator for each",
+            )
+        self._capture, self._capture_stream, self._captured = capture, stream, True
+
+    # ---- going down ----
+
+    def close(
+        self, started_and_done: Callable[[], tuple[int, int]], abort: Callable[[], None], timeout_s: float
+    ) -> None:
+        """Eager operations are finished first. No kernel of this session touches the region when this returns, nor will
+        any replay. `abort` ends waits for peers that do not come within `timeout_s`."""
+        if not self._region:
+            return
+        region, self._region = self._region, 0
+        cuda, deadline = self._cuda, time.monotonic() + timeout_s
+        entered = cuda.enter(self.context)
+        try:
+            while self._ordered_on is not None and not cuda.reached(self._event) and time.monotonic() < deadline:
+                time.sleep(0.001)
+            # From now on launches leave at once: any word but 0 says "failed".
+            cuda.fill(self.state_address + DeviceState.failed.offset, 1, 8, self._stream)
+            cuda.finish(self._stream)
+            while len(set(started_and_done())) == 2 and time.monotonic() < deadline:
+                time.sleep(0.001)
+            if len(set(started_and_done())) == 2:
+                abort()
+            cuda.synchronize()
+            cuda.end_event(self._event)
+            cuda.end_stream(self._stream)
+            cuda.unregister(region)
+        except CudaError:
+            return  # the context is lost, and with it whatever could touch the region
+        finally:
+            if self._captured:
+                _immortal.append((self._state, self._program))
+            if entered:
+                cuda.leave()
+
+
+def blocks_for(size_bytes: int) -> int:
+    """Blocks of a launch. docs/results has the table that this was read off (one H200, four ranks)."""
+    return 1 if size_bytes <= 16384 else 4
