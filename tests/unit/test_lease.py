@@ -20,7 +20,7 @@ def test_without_an_agent_there_is_no_lease_and_no_word(tmp_path: Path) -> None:
     assert lease.take_lease(str(tmp_path), "s/0", "rank 0", "") is None
 
 
-@pytest.mark.expected_warnings
+@pytest.mark.expected_warnings("no lease from the node agent")
 def test_an_agent_that_is_down_keeps_no_session_from_starting(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Its socket is still there after a crash: one warning, and the session goes on without."""
     with socket.socket(socket.AF_UNIX) as left:
