@@ -1,4 +1,4 @@
-"""docs/protocol.md is enough: a rank written from it alone, on pyverbs, sums with one of ours."""
+"""The protocol is what docs/protocol.md says: a rank on pyverbs, with none of our code, sums with one of ours."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COUNT, OPS = 10001, 20  # 40004 bytes: cut over both paths, unevenly
     not list(Path("/usr/lib/python3/dist-packages/pyverbs").glob(f"qp.cpython-3{sys.version_info.minor}-*.so")),
     reason="needs pyverbs of this Python: apt-get install python3-pyverbs (Debian 12: Python 3.11)",
 )
-def test_a_rank_written_from_the_protocol_page_sums_with_ours(ring: Ring) -> None:
+def test_a_rank_with_none_of_our_code_sums_with_ours(ring: Ring) -> None:
     for node in ring.nodes:
         byhand.apply(node)
     ranks = Ranks(ring)
