@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -200,12 +201,14 @@ def test_losses_show_in_counters_that_grow(planned_ring: Ring) -> None:
     far = planned_ring.nodes[3]
     a, b = (node, first(node)), (far, next(hca for hca in far.plan.hcas if (hca.plane, hca.port) == (0, 1)))
     traffic = start("ibv_rc_pingpong -e -m 4096", "-g", a, b, "-n 1000000", 20)
-    faults.impair(*a, "loss 20%")  # not before: ARP would suffer too
+    faults.impair(*a, "loss 5%")  # not before: ARP would suffer too
+    while not node.counters(a[1].rdma)["completer_retry_err"]:  # they take a second to begin
+        time.sleep(0.1)
     found = look(planned_ring, 0, options="--interval 0.5")
     node.run("pkill -KILL ibv_rc_pingpong").check()
     traffic.wait()
     faults.heal(*a)
-    assert found.codes == {"rdma-errors"}
+    assert found.codes == {"rdma-errors"}, found.text
     assert "completer_retry_err +" in found.text or "out_of_seq_request +" in found.text
 
 

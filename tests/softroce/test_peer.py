@@ -32,6 +32,7 @@ def test_a_rank_with_none_of_our_code_sums_with_ours(ring: Ring) -> None:
     agreement = settings.agreement() | {
         "version": __version__,
         "world": 2,
+        "device": "cpu",
         "plan hash": ring.plan.hash,
         "ring order": ",".join(map(str, ring.plan.ring)),
         "first sequence": 0,
