@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from ipaddress import IPv4Address
 
 from .cables import Cable
 from .facts import Gid, Port, interface
@@ -43,7 +44,12 @@ def matching_gid(port: Port) -> Gid | None:
 
 def ipv4_gid(port: Port) -> str:
     """The IPv4-mapped GID of the port's address, spelt as sysfs spells it."""
-    packed = int(interface(port).ip)
+    return mapped_gid(interface(port).ip)
+
+
+def mapped_gid(address: IPv4Address) -> str:
+    """The IPv4-mapped GID of an address, spelt as sysfs spells it."""
+    packed = int(address)
     return f"0000:0000:0000:0000:0000:ffff:{packed >> 16:04x}:{packed & 0xFFFF:04x}"
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
+from ipaddress import IPv4Interface
 from pathlib import Path
 
 from ..finding import Finding, finding
+from ..functions import ROCE_V2, mapped_gid
 from ..inventory import gid_rows, read_number
 from ..model import NodePlan
 
@@ -69,9 +71,8 @@ def missing_gids(node: NodePlan, sysfs: Path) -> Iterator[Finding]:
     """Ports without the RoCE v2 GID of their planned address: no queue pair can be connected from there."""
     for hca in node.hcas:
         device = sysfs / "class" / "infiniband" / hca.rdma
-        octets = [int(octet) for octet in hca.address.split("/")[0].split(".")]
-        wanted = "0000:0000:0000:0000:0000:ffff:{:02x}{:02x}:{:02x}{:02x}".format(*octets)
-        if device.exists() and not any(row["gid"] == wanted and row["type"] == "RoCE v2" for row in gid_rows(device)):
+        wanted = mapped_gid(IPv4Interface(hca.address).ip)
+        if device.exists() and not any(row["gid"] == wanted and row["type"] == ROCE_V2 for row in gid_rows(device)):
             fix = f"see 'ip address show dev {hca.netdev}' and 'rdma link'; the GID follows the address within 10 s"
             yield finding("gid-missing", f"{node.host} {hca.netdev}", f"{hca.rdma} has no such GID", wanted, fix)
 
