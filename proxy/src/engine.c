@@ -149,6 +149,15 @@ static bool post_stripe(rr_proxy *proxy, rr_active *a, const transfer *t, uint32
     return posted;
 }
 
+/* After the first post: a clock may be a system call, and nothing stands between a command and the wire. */
+static void stamp(rr_proxy *proxy, rr_active *a) {
+    if (a->stamped) return;
+    a->stamped = 1;
+    rr_record *record = rr_record_of(proxy, a->record);
+    record->last_posted_ns = rr_now_ns();
+    if (!record->first_command_ns) record->first_command_ns = record->last_posted_ns;
+}
+
 /* Moves one command as far as it goes. Returns true if anything was posted or finished. */
 static bool advance(rr_proxy *proxy, rr_active *a, uint32_t index) {
     bool moved = false;
@@ -165,6 +174,7 @@ static bool advance(rr_proxy *proxy, rr_active *a, uint32_t index) {
             }
             if (all_posted) a->posting &= (uint16_t)~(1u << peer);
         }
+        if (moved) stamp(proxy, a);
         if (a->posting || a->outstanding) return moved;
         if (!a->waiting) break;
         next_wave(proxy, a);
@@ -182,14 +192,12 @@ static bool advance(rr_proxy *proxy, rr_active *a, uint32_t index) {
 static void open_record(rr_proxy *proxy, rr_active *a) {
     uint32_t index = (uint32_t)(a->cmd.seq % RR_RECORDS);
     rr_record *record = rr_record_of(proxy, index);
-    uint64_t now = rr_now_ns();
     if (record->seq != a->cmd.seq) {
-        *record = (rr_record){.seq = a->cmd.seq, .first_command_ns = now, .mode = a->cmd.mode};
+        *record = (rr_record){.seq = a->cmd.seq, .mode = a->cmd.mode};
         proxy->record_open[index] = 0;
         rr_count(&proxy->stats.ops, 1);
     }
     record->commands++;
-    record->last_posted_ns = now;
     record->completed_ns = 0;
     proxy->record_open[index]++;
     a->record = index;
@@ -215,6 +223,7 @@ static bool take(rr_proxy *proxy) {
     a->posting = 0;
     a->phase_at = 0;
     a->outstanding = 0;
+    a->stamped = 0;
     open_record(proxy, a);
     proxy->run_list[proxy->actives_used++] = (uint16_t)index;
     if (a->cmd.seq > rr_progress_of(proxy)->seq_posted)

@@ -17,7 +17,8 @@ typedef struct rr_active {
     uint16_t waiting;  /* peers of later waves */
     uint16_t posting;  /* peers of this wave with bytes or a flag still to post */
     uint16_t phase_at; /* phased: ring distance of the destination served now */
-    uint16_t in_use;
+    uint8_t in_use;
+    uint8_t stamped;
     uint32_t outstanding;                    /* flag completions of this wave still to come */
     uint32_t record;                         /* index into records */
     uint32_t at[RR_MAX_WORLD][RR_MAX_PATHS]; /* bytes of the stripe posted; RR_STRIPE_DONE once its flag is */

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import ctypes as ct
 import json
+import struct
 import sys
 import time
-
-import numpy as np
 
 from roce_ring.bench.member import rank_here
 from roce_ring.communicator import AllReduce
@@ -19,11 +18,7 @@ from roce_ring.native import native
 from roce_ring.settings import Settings
 from roce_ring.topology import plan_of
 
-COMMAND = np.dtype(
-    [("commit", "<u8"), ("seq", "<u8"), ("src", "<u8"), ("dst", "<u8"), ("bytes", "<u4"), ("chunk", "<u4"),
-     ("peers", "<u2"), ("op", "u1"), ("phase", "u1"), ("wave", "u1"), ("mode", "u1"), ("digest", "<u2"),
-     ("reserved", "V16")]
-)  # fmt: skip
+COMMAND = struct.Struct("<QQQIIHBBBBH")  # rr_command after its commit word
 PUT, LINE, COMMANDS, SLOTS, MAX_PATHS = 3, 128, 256, 2, 4
 
 
@@ -35,7 +30,9 @@ def main() -> None:
     with AllReduce.from_rendezvous(meet, rank, 2, settings=settings) as comm:
         session, peer = comm.session, 1 - rank
         layout, base = session.layout, session.region
-        ring = np.ctypeslib.as_array((ct.c_uint8 * (64 * COMMANDS)).from_address(base + layout.commands)).view(COMMAND)
+        ring = [base + layout.commands + 64 * index for index in range(COMMANDS)]
+        bodies = [(ct.c_uint8 * 56).from_address(line + 8) for line in ring]
+        commits = [ct.c_uint64.from_address(line) for line in ring]
         flags = [
             ct.c_uint64.from_address(base + layout.flags + (peer * SLOTS + slot) * layout.phases * MAX_PATHS * LINE)
             for slot in range(SLOTS)
@@ -44,11 +41,10 @@ def main() -> None:
         lend.argtypes, lend.restype = [ct.c_void_p], None
 
         def put(seq: int) -> None:
-            line = ring[(seq - 1) % COMMANDS]
-            line["seq"], line["bytes"], line["peers"], line["op"] = seq, size, 1 << peer, PUT
-            line["src"] = layout.send + seq % SLOTS * 2 * layout.slot_bytes
-            line["dst"] = layout.recv + (seq % SLOTS * 2 + rank) * layout.slot_bytes
-            line["commit"] = seq
+            index, slot = (seq - 1) % COMMANDS, seq % SLOTS * 2
+            source, target = layout.send + slot * layout.slot_bytes, layout.recv + (slot + rank) * layout.slot_bytes
+            COMMAND.pack_into(bodies[index], 0, seq, source, target, size, 0, 1 << peer, PUT, 0, 0, 0, 0)
+            commits[index].value = seq
 
         def wait(seq: int) -> None:
             flag = flags[seq % SLOTS]
@@ -64,9 +60,10 @@ def main() -> None:
             else:
                 wait(seq)
                 put(seq)
-            ended = time.perf_counter()  # once a round: a system call here, where ib_write_lat reads a register
-            took.append((ended - began) / 2 * 1e6)
-            began = ended
+            if rank == 0:  # a system call here, where ib_write_lat reads a register
+                ended = time.perf_counter()
+                took.append((ended - began) / 2 * 1e6)
+                began = ended
         until = time.monotonic() + 0.2  # the last put goes out
         while time.monotonic() < until:
             lend(proxy)

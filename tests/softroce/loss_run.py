@@ -1,8 +1,9 @@
 """A long run over a ring that loses frames: is every sum right, and does every operation end?
 
-    python -m tests.softroce.loss_run [--ops 100000] [--nodes 4] [--loss 1] [--bytes 4096]
+    python -m tests.softroce.loss_run [--ops 100000] [--nodes 4] [--loss 1] [--bytes 4096] [--dead-peer-s 3]
 
-Every port drops that percentage of what it sends, at random. Modes take turns. Exit status 0 if nothing was wrong or
+Every port drops that percentage of what it sends, at random. Modes take turns. What is
+lost twice (a peer asks for a packet once only) waits for the queue pair's timer, about a tenth of dead_peer_s. Exit status 0 if nothing was wrong or
 hung. docs/results has one of its runs.
 """
 
@@ -27,6 +28,7 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--loss", type=float, default=1.0, help="percent of frames")
     parser.add_argument("--bytes", type=int, default=4096)
+    parser.add_argument("--dead-peer-s", type=float, default=3.0)
     options = parser.parse_args()
     limit_s = 60 + options.ops * S_AN_OP
     with Ring(plan_of(options.nodes)) as ring:
@@ -37,7 +39,10 @@ def main() -> int:
         before = _counters(ring)
         began = time.monotonic()
         ranks = Ranks(ring, limit_s)
-        outcomes = ranks.run(limit_s, ops=options.ops, bytes=options.bytes, modes=MODES, times=True)
+        settings = {"dead_peer_s": options.dead_peer_s}
+        outcomes = ranks.run(
+            limit_s, ops=options.ops, bytes=options.bytes, modes=MODES, times=True, settings=settings
+        )
         took = time.monotonic() - began
         lost = sum(_dropped(ring))
         counted = {name: value - before[name] for name, value in _counters(ring).items()}

@@ -22,13 +22,15 @@ def pingpong(a: End, b: End, *, count: int = 20, size: int = 4096, limit_s: floa
     return start("ibv_rc_pingpong -e -m 4096", "-g", a, b, f"-n {count} -s {size}", limit_s).wait()
 
 
-def start(program: str, gid_option: str, a: End, b: End, options: str, limit_s: float) -> Job:
-    """The program at both ends, which meet over the management network; the job of end ``a``."""
+def start(program: str, gid_option: str, a: End, b: End, options: str, limit_s: float, pinned: bool = False) -> Job:
+    """The program at both ends, which meet over the management network; the job of end ``a``. ``pinned``: to the
+    guest's processors 0 and 1."""
     port = next(_ports)
 
     def command(end: End) -> str:
         node, hca = end
-        return f"{program} -p {port} -d {hca.rdma} {gid_option} {node.gid_index(hca)} {options}"
+        where = f"taskset -c {int(end is b)} " if pinned else ""
+        return where + f"{program} -p {port} -d {hca.rdma} {gid_option} {node.gid_index(hca)} {options}"
 
     b[0].spawn(command(b), limit_s)
     b[0].run(f"until ss -Hltn sport = :{port} | grep -q .; do sleep 0.02; done", limit_s).check()

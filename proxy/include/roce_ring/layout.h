@@ -148,9 +148,9 @@ typedef struct rr_flag {
 /* Flight recorder entry, written by the proxy. Times in ns of CLOCK_MONOTONIC. */
 typedef struct rr_record {
     uint64_t seq;
-    uint64_t first_command_ns;
-    uint64_t last_posted_ns;
-    uint64_t completed_ns; /* 0 while in flight */
+    uint64_t first_command_ns; /* first write of the first command posted */
+    uint64_t last_posted_ns;   /* first write of the last command posted */
+    uint64_t completed_ns;     /* 0 while in flight */
     uint32_t bytes;        /* payload bytes sent to all peers together */
     uint16_t commands;
     uint16_t late_peers; /* ranks reported late during this operation, as a mask */
