@@ -22,6 +22,16 @@
 
 #include "numbers.cuh"
 
+RR_FN uint32_t rr_my_position(const rr_ctx &c) {
+    uint32_t at = 0;
+    while (c.op->order[at] != c.op->rank) at++;
+    return at;
+}
+/* Rank that is `distance` places after ours on the ring. */
+RR_FN uint32_t rr_ring_peer(const rr_ctx &c, uint32_t distance) {
+    return c.op->order[(rr_my_position(c) + distance) % c.op->world];
+}
+
 RR_FN uint32_t rr_peers(const rr_ctx &c) { return ((1u << c.op->world) - 1) & ~(1u << c.op->rank); }
 
 RR_FN bool rr_aborted(const rr_ctx &c) {
@@ -40,6 +50,8 @@ RR_FN bool rr_begin(rr_ctx &c) {
     c.first_round = state->rounds;
     c.first_publish = state->publishes;
     c.publishes = c.rounds = c.commands = c.committed = 0;
+    c.direct = c.op->data[c.op->rank] != 0;
+    c.notes = 0;
     /* Where parts follow each other, block 0 has its hands full with telling when each is there. */
     bool only_talks = c.op->pieces > 1 && c.blocks > 1;
     c.workers = only_talks ? c.blocks - 1 : c.blocks;
@@ -76,7 +88,7 @@ RR_FN void rr_fault(const rr_ctx &c, uint32_t reason, uint32_t src, uint32_t pha
 RR_FN bool rr_poll_flag(const rr_ctx &c, uint32_t src, uint32_t phase, uint32_t path) {
     const rr_layout &l = c.op->layout;
     const uint64_t *flag =
-        (const uint64_t *)(rr_region(c) + rr_flag_offset(l.flags, (uint32_t)l.phases, src, rr_slot(c), phase, path));
+        (const uint64_t *)(rr_data(c) + rr_flag_offset(l.flags, (uint32_t)l.phases, src, rr_slot(c), phase, path));
     uint64_t *shown =
         (uint64_t *)(rr_region(c) + l.waits) + ((uint64_t)src * RR_MAX_PATHS + path) * (sizeof(rr_wait_line) / 8);
     uint64_t expected = RR_FLAG_VALUE(c.seq, c.op->digest), began = 0;
@@ -124,6 +136,7 @@ struct rr_expect {
 };
 
 RR_FN uint32_t rr_expected_paths(const rr_ctx &c, const rr_expect &e, uint32_t src) {
+    if (c.direct) return 1;
     uint32_t bytes = e.chunk ? rr_chunk_bytes((uint32_t)e.bytes, (uint32_t)e.chunk, src) : (uint32_t)e.bytes;
     return rr_paths_used(bytes, c.op->paths[src], c.op->stripe_min_bytes);
 }
@@ -177,8 +190,19 @@ RR_FN bool rr_poll_arrived(const rr_ctx &c) {
     return true;
 }
 
-/* Once all threads of all blocks have written this payload: commits the commands prepared for it. Observers: every
- * thread (block barrier, fence) -> block 0 (`arrived`) -> proxy and NIC (fence, commit). No look at the abort word:
+/* Direct: the next publish tells these peers that the message of `phase` is in their memory. At most two a publish. */
+RR_FN void rr_note(rr_ctx &c, uint32_t peers, uint32_t phase) { c.notes = c.notes << 32 | phase << 16 | peers; }
+
+RR_FN void rr_raise_noted(const rr_ctx &c, uint32_t note) {
+    const rr_layout &l = c.op->layout;
+    uint64_t at = rr_flag_offset(l.flags, (uint32_t)l.phases, c.op->rank, rr_slot(c), note >> 16, 0);
+    for (uint32_t p = 0; p < c.op->world; p++)
+        if (note & 1u << p) rr_raise(c, p, (uint64_t *)(rr_data_of(c, p) + at), RR_FLAG_VALUE(c.seq, c.op->digest));
+}
+
+/* Once all threads of all blocks have written this payload: commits the commands prepared for it, or raises the flags
+ * noted for it. Observers: every thread (block barrier, fence) -> block 0 (`arrived`) -> proxy and NIC (fence, commit),
+ * or the peers' block 0 (fence, flag). No look at the abort word:
  * that is a round trip over the bus, and the proxy swallows commands of an aborted session. */
 RR_FN void rr_publish(rr_ctx &c) {
     uint32_t lead = rr_lead(c);
@@ -191,7 +215,8 @@ RR_FN void rr_publish(rr_ctx &c) {
     } else if (c.tid >= lead && c.tid < lead + rr_lookouts()) {
         bool arrived = rr_lookouts_agree(rr_poll_arrived(c));
         if (c.tid == lead && arrived) {
-            rr_fence_block_to_system();
+            if (!c.direct || c.notes) rr_fence_block_to_system();
+            for (uint64_t notes = c.notes; notes; notes >>= 32) rr_raise_noted(c, (uint32_t)notes);
             for (uint64_t i = c.first_command + c.committed; i < c.first_command + c.commands; i++) {
                 rr_store_fenced_sys(
                     (uint64_t *)((rr_command *)(rr_region(c) + c.op->layout.commands) + i % RR_COMMANDS), i + 1);
@@ -201,6 +226,7 @@ RR_FN void rr_publish(rr_ctx &c) {
         c.failed |= !arrived;
     }
     c.committed = c.commands;
+    c.notes = 0;
     c.publishes++;
 }
 

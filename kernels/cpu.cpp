@@ -17,10 +17,12 @@ template <typename T> static void run(rr_ctx &c) {
     default:
         if (c.op->mode == RR_MODE_FULL || c.op->mode == RR_MODE_FULL_PHASED)
             rr_full<T>(c);
-        else if (c.op->mode == RR_MODE_PAYLOAD_RSAG || c.op->mode == RR_MODE_PAYLOAD_RSAG_PHASED)
-            rr_rsag<T>(c);
-        else
+        else if (c.op->mode == RR_MODE_PULL || c.op->mode == RR_MODE_BULK_PULL)
+            rr_pull<T>(c);
+        else if (c.op->mode == RR_MODE_RING || c.op->mode == RR_MODE_RING_BIDIR || c.op->mode == RR_MODE_HALVING)
             rr_lanes<T>(c);
+        else
+            rr_rsag<T>(c);
     }
 }
 

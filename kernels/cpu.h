@@ -29,7 +29,7 @@ RR_CPU_API void rr_op_seal(rr_op *op);
 /* NULL, or one sentence why this op cannot run. A pure function of facts that all ranks share. */
 RR_CPU_API const char *rr_cpu_refusal(const rr_op *op);
 /* "struct field offset bytes" lines of rr_op and rr_device_state; "value name raw forwarding power_of_two partials
- * meaning". */
+ * access meaning". */
 RR_CPU_API const char *rr_op_table(void);
 RR_CPU_API const char *rr_mode_table(void);
 /* Instruction set in use: "v3" or "baseline". */

@@ -118,6 +118,13 @@ extern "C" void rr_cpu_relaxed(const rr_op *op, uint32_t awaited) {
     if (__atomic_load_n(word, __ATOMIC_RELAXED) & awaited) __atomic_fetch_and(word, ~awaited, __ATOMIC_RELAXED);
 }
 
+// As a proxy does that raises a flag for a sleeping kernel (proxy/src/provider_shm.c): a busy one costs no system call.
+extern "C" void rr_cpu_wake(uint32_t *sleeping, uint32_t rank) {
+    if ((__atomic_load_n(sleeping, __ATOMIC_SEQ_CST) & 1u << rank) &&
+        __atomic_exchange_n(sleeping, 0, __ATOMIC_SEQ_CST))
+        syscall(SYS_futex, sleeping, FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
+}
+
 // The proxy sleeps on this word; clearing it first makes a second doorbell cheap.
 extern "C" void rr_cpu_doorbell(uint32_t *napping) {
     __atomic_store_n(napping, 0, __ATOMIC_SEQ_CST);
@@ -176,8 +183,8 @@ extern "C" const char *rr_op_table(void) {
 }
 
 extern "C" const char *rr_mode_table(void) {
-#define RR_MODE(name, value, raw, forwarding, power_of_two, partials, meaning)                                         \
-    #value " " #name " " #raw " " #forwarding " " #power_of_two " " #partials " " meaning "\n"
+#define RR_MODE(name, value, raw, forwarding, power_of_two, partials, access, meaning)                                 \
+    #value " " #name " " #raw " " #forwarding " " #power_of_two " " #partials " " #access " " meaning "\n"
     return
 #include "modes.def"
         ;

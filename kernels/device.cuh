@@ -27,12 +27,17 @@ struct rr_ctx {
     uint32_t tid, threads, block, blocks;
     uint32_t publishes, rounds, commands, committed;
     uint32_t worker, workers; /* this block's share of copying and adding; worker == workers: none */
+    bool direct;              /* blocks store into peers' memory themselves: no proxy moves anything */
+    uint64_t notes;           /* direct: flags that the next publish raises, rr_note() by rr_note() */
     uint64_t seq, first_command, first_round, first_publish; /* `first`: this operation's, in the session's count */
     bool failed;
     struct rr_block_barrier *barrier;
 };
 
 RR_FN uint8_t *rr_region(const rr_ctx &c) { return (uint8_t *)c.op->region; }
+/* Where this rank's flags and slots are. Everything else of a region stays in host memory, where the proxy looks. */
+RR_FN uint8_t *rr_data(const rr_ctx &c) { return (uint8_t *)(c.direct ? c.op->data[c.op->rank] : c.op->region); }
+RR_FN uint8_t *rr_data_of(const rr_ctx &c, uint32_t rank) { return (uint8_t *)c.op->data[rank]; }
 RR_FN rr_device_state *rr_state_of(const rr_ctx &c) { return (rr_device_state *)c.op->state; }
 RR_FN uint32_t rr_slot(const rr_ctx &c) { return (uint32_t)(c.seq % RR_SLOTS); }
 RR_FN uint64_t rr_send_offset(const rr_ctx &c) { return c.op->layout.send + rr_slot(c) * 2 * c.op->layout.slot_bytes; }
@@ -94,6 +99,8 @@ RR_FN void rr_relax(const rr_ctx &, uint32_t, uint32_t) {}
 RR_FN void rr_relaxed(const rr_ctx &, uint32_t, uint32_t) {}
 /* A GPU cannot make a system call; the proxy's naps are short instead. */
 RR_FN void rr_ring_doorbell(const rr_ctx &, uint64_t) {}
+/* Raises a flag in a peer's memory, behind rr_fence_block_to_system. */
+RR_FN void rr_raise(const rr_ctx &, uint32_t, uint64_t *flag, uint64_t value) { rr_store_fenced_sys(flag, value); }
 
 /* Peer data: never from a cache line that was filled before the flag was seen. */
 RR_FN rr_pack rr_load_pack(const void *p) {
@@ -133,6 +140,7 @@ uint64_t rr_cpu_clock_ns(void);
 void rr_cpu_relax(const rr_op *op, uint32_t polls, uint32_t awaited);
 void rr_cpu_relaxed(const rr_op *op, uint32_t awaited);
 void rr_cpu_doorbell(uint32_t *napping);
+void rr_cpu_wake(uint32_t *sleeping, uint32_t rank);
 }
 RR_FN void rr_block_sync(const rr_ctx &c) {
     if (c.threads > 1) rr_cpu_block_sync(c.barrier);
@@ -151,6 +159,11 @@ RR_FN void rr_ring_doorbell(const rr_ctx &c, uint64_t index) {
     if (c.op->lend) ((void (*)(void *))c.op->lend)((void *)c.op->proxy);
     if (__atomic_load_n(&progress->napping, __ATOMIC_SEQ_CST) && rr_load_relaxed_sys(&progress->consumed) <= index)
         rr_cpu_doorbell(&progress->napping);
+}
+/* Raises a flag in a peer's memory, and wakes the peer if it sleeps for it. On a CPU all of a region is mapped. */
+RR_FN void rr_raise(const rr_ctx &c, uint32_t peer, uint64_t *flag, uint64_t value) {
+    rr_store_fenced_sys(flag, value);
+    rr_cpu_wake(&((rr_kernel_line *)(rr_data_of(c, peer) + c.op->layout.kernel))->sleeping, c.op->rank);
 }
 #endif
 

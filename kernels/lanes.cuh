@@ -9,7 +9,7 @@
 #ifndef ROCE_RING_LANES_CUH
 #define ROCE_RING_LANES_CUH
 
-#include "collective.cuh"
+#include "direct.cuh"
 
 struct rr_lane {
     uint64_t at;       /* first element of the payload */
@@ -28,12 +28,6 @@ RR_FN uint64_t rr_lane_count(const rr_lane &l, uint32_t first, uint32_t chunks) 
     if (begin > l.count) begin = l.count;
     if (end > l.count) end = l.count;
     return end - begin;
-}
-
-RR_FN uint32_t rr_my_position(const rr_ctx &c) {
-    uint32_t at = 0;
-    while (c.op->order[at] != c.op->rank) at++;
-    return at;
 }
 
 /* Lane `i` of `lanes`. `send_chunks`, `recv_partials` and `recv_results` are how many chunks of each kind its buffers
@@ -76,7 +70,7 @@ RR_FN void rr_ring_publish(rr_ctx &c, const rr_lane *lane, uint32_t lanes, uint3
                                   : l.recv + partials + (t - 1) * result;
         uint64_t dst = !gathering ? l.recv + t * partial : l.recv + partials + t * result;
         uint64_t bytes = rr_lane_count(l, chunk, 1) * (gathering ? sizeof(T) : sizeof(P));
-        rr_prepare(c, RR_OP_PUT, l.phase + step, RR_WAVE_ALL, 1u << l.to, src, dst, bytes, 0);
+        rr_put(c, l.phase + step, l.to, src, dst, bytes);
     }
     rr_publish(c);
 }
@@ -114,7 +108,7 @@ template <typename T, typename P> RR_FN void rr_ring_run(rr_ctx &c, uint32_t lan
         /* In a world of two both lanes come from the same peer: different phases keep their flags apart. */
         lane[i].phase = i && world == 2 ? 2 : 0;
         uint64_t from = lane[i].place * lane[i].each;
-        P *to = (P *)(rr_region(c) + lane[i].send);
+        P *to = (P *)(rr_data(c) + lane[i].send);
         RR_FOR_TILES(c, T, rr_lane_count(lane[i], lane[i].place, 1), begin, n) {
             float v[N];
             rr_load_in<T>(c, lane[i].at + from + begin, v, (uint32_t)n);
@@ -122,6 +116,7 @@ template <typename T, typename P> RR_FN void rr_ring_run(rr_ctx &c, uint32_t lan
         }
     }
     for (uint32_t step = 0; step < 2 * (world - 1); step++) {
+        if (!rr_meet(c)) break;
         rr_ring_publish<T, P>(c, lane, lanes, step);
         if (!rr_ring_wait<T, P>(c, lane, lanes, step)) break;
         for (uint32_t i = 0; i < lanes; i++) {
@@ -130,13 +125,13 @@ template <typename T, typename P> RR_FN void rr_ring_run(rr_ctx &c, uint32_t lan
             uint64_t partial = l.each * sizeof(P), partials = (world - 1) * partial, at = l.at + chunk * l.each;
             if (step >= world - 1) {
                 uint64_t from = l.recv + partials + (step - (world - 1)) * l.each * sizeof(T);
-                rr_copy(c, (uint8_t *)c.op->out + at * sizeof(T), rr_region(c) + from,
+                rr_copy(c, (uint8_t *)c.op->out + at * sizeof(T), rr_data(c) + from,
                         rr_lane_count(l, chunk, 1) * sizeof(T));
                 continue;
             }
-            const P *from = (const P *)(rr_region(c) + l.recv + step * partial);
-            P *to = (P *)(rr_region(c) + l.send + (step + 1) * partial);
-            T *result = (T *)(rr_region(c) + l.send + partials);
+            const P *from = (const P *)(rr_data(c) + l.recv + step * partial);
+            P *to = (P *)(rr_data(c) + l.send + (step + 1) * partial);
+            T *result = (T *)(rr_data(c) + l.send + partials);
             RR_FOR_TILES(c, T, rr_lane_count(l, chunk, 1), begin, n) {
                 float v[N], own[N];
                 rr_load_tile(v, from + begin, (uint32_t)n);
@@ -180,7 +175,7 @@ template <typename T, typename P> RR_FN void rr_halving_run(rr_ctx &c) {
         lane[i].place = 0;
         for (uint32_t s = 0; s < dimensions; s++)
             lane[i].place |= (side >> rr_dimension_of_step(i, s, dimensions) & 1) << (dimensions - 1 - s);
-        P *to = (P *)(rr_region(c) + lane[i].send);
+        P *to = (P *)(rr_data(c) + lane[i].send);
         RR_FOR_TILES(c, T, lane[i].count, begin, n) {
             float v[N];
             rr_load_in<T>(c, lane[i].at + begin, v, (uint32_t)n);
@@ -188,6 +183,7 @@ template <typename T, typename P> RR_FN void rr_halving_run(rr_ctx &c) {
         }
     }
     for (uint32_t step = 0; step < 2 * dimensions; step++) {
+        if (!rr_meet(c)) break;
         bool gathering = step >= dimensions;
         uint32_t s = gathering ? 2 * dimensions - 1 - step : step, half = world >> (s + 1);
         rr_expect e[2] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
@@ -205,8 +201,7 @@ template <typename T, typename P> RR_FN void rr_halving_run(rr_ctx &c) {
                 src = l.send + theirs * l.each * sizeof(P);
                 dst = l.recv + (world - (world >> s)) * l.each * sizeof(P);
             }
-            rr_prepare(c, RR_OP_PUT, l.phase + step, RR_WAVE_ALL, 1u << peer, src, dst,
-                       rr_lane_count(l, sent, half) * size, 0);
+            rr_put(c, l.phase + step, peer, src, dst, rr_lane_count(l, sent, half) * size);
             e[i] = rr_expect_from(peer, l.phase + step, rr_lane_count(l, got, half) * size);
         }
         rr_publish(c);
@@ -215,7 +210,7 @@ template <typename T, typename P> RR_FN void rr_halving_run(rr_ctx &c) {
             rr_lane &l = lane[i];
             uint32_t keep = l.place >> (dimensions - 1 - s) & 1;
             uint64_t partials = (world - 1) * l.each * sizeof(P);
-            T *results = (T *)(rr_region(c) + l.recv + partials);
+            T *results = (T *)(rr_data(c) + l.recv + partials);
             if (gathering) {
                 uint64_t first = (uint64_t)(low[i] ^ half) * l.each;
                 rr_copy(c, (uint8_t *)c.op->out + (l.at + first) * sizeof(T), results + first,
@@ -225,8 +220,8 @@ template <typename T, typename P> RR_FN void rr_halving_run(rr_ctx &c) {
             }
             low[i] += keep * half;
             uint64_t first = (uint64_t)low[i] * l.each;
-            P *work = (P *)(rr_region(c) + l.send) + first;
-            const P *from = (const P *)(rr_region(c) + l.recv + (world - (world >> s)) * l.each * sizeof(P));
+            P *work = (P *)(rr_data(c) + l.send) + first;
+            const P *from = (const P *)(rr_data(c) + l.recv + (world - (world >> s)) * l.each * sizeof(P));
             RR_FOR_TILES(c, T, rr_lane_count(l, low[i], half), begin, n) {
                 float v[N];
                 rr_load_tile(v, work + begin, (uint32_t)n);

@@ -5,7 +5,7 @@
 
 #include <roce_ring/layout.h>
 
-#define RR_MODE(name, value, raw, forwarding, power_of_two, partials, meaning) RR_MODE_##name = value,
+#define RR_MODE(name, value, raw, forwarding, power_of_two, partials, access, meaning) RR_MODE_##name = value,
 enum rr_mode {
     RR_MODE_NONE = 0, /* all-gather and reduce-scatter */
 #include "modes.def"
@@ -46,7 +46,7 @@ typedef struct rr_op {
     uint64_t out;    /* may equal `in` */
     uint64_t count;  /* all-reduce: elements. reduce-scatter: elements of one rank's result. all-gather: unused */
     uint64_t rows;   /* all-gather: rows; 1 for a gather along dim 0 */
-    uint64_t region; /* address of this rank's region */
+    uint64_t region; /* address of this rank's region, in host memory */
     uint64_t state;  /* address of rr_device_state */
     uint64_t width[RR_MAX_WORLD]; /* all-gather: bytes of one row of each rank */
     rr_layout layout;
@@ -69,6 +69,10 @@ typedef struct rr_op {
     uint64_t lend;
     uint64_t proxy;
     uint64_t sleep_ns;
+    /* Each rank's data (flags and slots), as an address that offsets of the layout are added to, where this rank's
+     * kernel reaches all of them: peers' memory over PCIe, or mapped shared memory. All 0: a proxy moves the bytes, and
+     * the data are in `region`. */
+    uint64_t data[RR_MAX_WORLD];
     uint32_t tag;    /* what else all ranks must share: the caller's hash of shape and dtype name */
     uint32_t pieces; /* full, full_phased: parts that travel one behind the other; 0 and 1 are the same */
 } rr_op;
@@ -100,8 +104,9 @@ typedef struct rr_op {
     X(rr_op, lend, 376, 8) \
     X(rr_op, proxy, 384, 8) \
     X(rr_op, sleep_ns, 392, 8) \
-    X(rr_op, tag, 400, 4) \
-    X(rr_op, pieces, 404, 4) \
+    X(rr_op, data, 400, 128) \
+    X(rr_op, tag, 528, 4) \
+    X(rr_op, pieces, 532, 4) \
     X(rr_device_state, seq, 0, 8) \
     X(rr_device_state, commands, 8, 8) \
     X(rr_device_state, publishes, 16, 8) \
@@ -110,7 +115,7 @@ typedef struct rr_op {
     X(rr_device_state, arrived, 128, 512) \
     X(rr_device_state, ready, 640, 8)
 #define RR_OP_STRUCTS(X) \
-    X(rr_op, 408) \
+    X(rr_op, 536) \
     X(rr_device_state, 768)
 /* clang-format on */
 RR_OP_FIELDS(RR_ASSERT_FIELD)

@@ -26,7 +26,8 @@ static __device__ __forceinline__ rr_ctx rr_ctx_of(const rr_op *op) {
     RR_KERNEL(rr_full_##type, rr_full<T>)                                                                              \
     RR_KERNEL(rr_payload_rsag_##type, rr_rsag<T>)                                                                      \
     RR_KERNEL(rr_reduce_scatter_##type, rr_reduce_scatter<T>)                                                          \
-    RR_KERNEL(rr_lanes_##type, rr_lanes<T>)
+    RR_KERNEL(rr_lanes_##type, rr_lanes<T>)                                                                            \
+    RR_KERNEL(rr_pull_##type, rr_pull<T>)
 
 RR_KERNELS_OF(float32, rr_f32)
 RR_KERNELS_OF(float16, rr_f16)

@@ -3,7 +3,7 @@
 #define ROCE_RING_RUN_CUH
 
 #include "lanes.cuh"
-#include "rsag.cuh"
+#include "pull.cuh"
 
 /* Ring modes and halving, by what a partial sum travels as. */
 template <typename T, typename P> RR_FN void rr_lanes_by_mode(rr_ctx &c) {
@@ -46,6 +46,7 @@ static inline const char *rr_op_refusal(const rr_op *op) {
     if (op->kind != RR_ALL_REDUCE) return "unknown kind of operation";
     if (op->pieces > 1 && op->mode != RR_MODE_FULL && op->mode != RR_MODE_FULL_PHASED)
         return "only the one-shot modes travel in pieces";
+    if (op->mode >= RR_MODE_BULK_PUSH && !op->data[op->rank]) return "this mode needs the peers' memory: provider pcie";
     uint64_t partial = op->fp32_partials ? 4 : size,
              half = rr_chunk_count(rr_round_up((op->count + 1) / 2, 16 / size), world, op->dtype);
     uint64_t send = 2 * slot, recv = world * slot;
@@ -55,7 +56,13 @@ static inline const char *rr_op_refusal(const rr_op *op) {
         return op->pieces <= op->layout.phases ? 0 : "more pieces than an operation has phases";
     case RR_MODE_PAYLOAD_RSAG:
     case RR_MODE_PAYLOAD_RSAG_PHASED:
-        return 2 * each * size <= slot && each * size <= slot ? 0 : "two chunks are larger than a slot";
+    case RR_MODE_BULK_PUSH:
+    case RR_MODE_BULK_PUSH_PHASED:
+        each = rr_chunk_count((op->count + rr_parts_of(op) - 1) / rr_parts_of(op), world, op->dtype);
+        return 2 * rr_parts_of(op) * each * size <= slot ? 0 : "two chunks are larger than a slot";
+    case RR_MODE_PULL:
+    case RR_MODE_BULK_PULL:
+        return 0;
     case RR_MODE_RING:
         return (world - 1) * each * (partial + size) <= recv && each * ((world - 1) * partial + size) <= send
                    ? 0

@@ -188,7 +188,7 @@ class AllReduce:
                 "all_reduce: out overlaps x without being x", "pass x itself, or memory apart from x"
             )
         name = self.choose_mode(t.bytes) if mode in (None, "auto") else mode
-        chosen = mode_by_name(name, self.world, self._reaches_all)
+        chosen = mode_by_name(name, self.world, self._reaches_all, self.session.access)
         op = self.session.op()
         op.kind, op.mode, op.dtype, op.count = ALL_REDUCE, chosen.value, DTYPES[t.dtype], t.count
         op.fp32_partials = int(fp32_partials and chosen.partials and t.dtype != "float32")

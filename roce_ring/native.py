@@ -159,6 +159,7 @@ class Op(ct.Structure):
         ("lend", _u64),
         ("proxy", _u64),
         ("sleep_ns", _u64),
+        ("data", _u64 * MAX_WORLD),
         ("tag", _u32),
         ("pieces", _u32),
     ]
@@ -254,6 +255,7 @@ class Native:
             (p, "rr_proxy_destroy", None, [ct.c_void_p]),
             (p, "rr_proxy_lend", None, [ct.c_void_p]),
             (p, "rr_proxy_region", ct.c_void_p, [ct.c_void_p]),
+            (p, "rr_proxy_peer_region", ct.c_void_p, [ct.c_void_p, _u32]),
             (p, "rr_proxy_layout", None, [ct.c_void_p, ct.POINTER(Layout)]),
             (p, "rr_proxy_abort_word", _u64, [ct.c_void_p]),
             (p, "rr_proxy_abort", _u64, [ct.c_void_p, _u32, _u32]),

@@ -14,6 +14,8 @@ from ctypes import Array
 from typing import TYPE_CHECKING
 
 from . import __version__
+from .direct import LOADS, NO_ACCESS, mapped_regions
+from .direct import problem as pcie_problem
 from .errors import RoceRingError, SessionAborted, SetupError
 from .exchange import Exchange, agree, gather_errors
 from .host import memory_problem, no_hca_problem, start_proxy
@@ -58,7 +60,7 @@ _KERNEL_SPINS = 20_000
 # A NIC wakes nobody, so a kernel that sleeps looks now and then. Where ranks crowd a host and still use verbs, the NIC
 # is software on the same cores: every look and every nap of a proxy takes from its time. On a Soft-RoCE ring of four,
 # 50 us looks and 20 us naps made a small all-reduce 3.4 times as long as these.
-_SLEEP_NS = {"shm": 1_000_000, "verbs": 500_000}
+_SLEEP_NS = {"shm": 1_000_000, "pcie": 1_000_000, "verbs": 500_000}
 _CROWDED_VERBS_NAP_US = 1000
 _COMPILING_S = 600.0  # the kernels, at a machine's first start
 _REPORT_NS = 20_000_000  # a wait shorter than this is nobody's business
@@ -105,6 +107,8 @@ class Session:
         self.session_id = meeting[0][:16]
         self.hosts = [one[16:].decode(errors="replace") for one in meeting]
         self.provider = self._choose_provider()
+        self.access = LOADS if self.provider == "pcie" else NO_ACCESS  # to peers' memory
+        self._data: list[int] = []  # pcie: where this rank's kernels see every rank's flags and slots
         here = self.hosts.count(self.hosts[self.rank])
         gather_errors(exchange, self._problem(exchange, here), MEETING_S)
         # One proxy thread and one caller per rank. Hyperthreads count as cores: the scheduler treats them so.
@@ -146,10 +150,14 @@ class Session:
                 f"the plan is for rank {self.topology.rank} of {self.topology.world}, "
                 f"the exchange says rank {exchange.rank} of {exchange.world}"
             )
-        if s.mode != "auto" and (refusal := modes()[s.mode].refusal(self.world)):
+        if s.mode != "auto" and (refusal := modes()[s.mode].refusal(self.world, access=self.access)):
             problems.append(refusal)
         if self.provider == "verbs" and not self.topology.hcas:
             problems.append(no_hca_problem(self.hosts, s.provider == "verbs"))
+        if self.provider == "pcie" and (refusal := pcie_problem(self.hosts)):
+            problems.append(refusal)
+        if self.provider == "pcie" and self.device != "cpu":
+            problems.append("provider pcie is for CPU ranks as yet: set ROCE_RING_PROVIDER to auto or shm")
         if memory := memory_problem(self.layout.region_bytes, here, self.capacity):
             problems.append(memory)
         return "; ".join(problems) or None
@@ -176,7 +184,8 @@ class Session:
             struct_bytes=ct.sizeof(Config),
             world=self.world,
             rank=self.rank,
-            provider=PROVIDERS[self.provider],
+            # pcie: the proxy moves nothing, but watches and tells, as with shm.
+            provider=PROVIDERS["shm" if self.provider == "pcie" else self.provider],
             slot_bytes=self.layout.slot_bytes,
             first_seq=first_seq,
             stripe_min_bytes=s.stripe_min_bytes,
@@ -227,10 +236,16 @@ class Session:
             self._prove(exchange)
         self.region = int(lib.rr_proxy_region(self._proxy))
         self.device_state = DeviceState(seq=first_seq)
+        if self.provider == "pcie":
+            gather_errors(exchange, _error_of(self._map_peers), MEETING_S)
         if self.device != "cpu":
             gather_errors(exchange, _error_of(lambda: self._open_gpu(first_seq)), _COMPILING_S)
         gather_errors(exchange, _error_of(self._start), MEETING_S)
         self.control.start()
+
+    def _map_peers(self) -> None:
+        assert self._proxy is not None
+        self._data = mapped_regions(self._proxy, self.rank, self.world)
 
     def _open_gpu(self, first_seq: int) -> None:
         from .gpu.executor import GpuExecutor, device_number
@@ -291,6 +306,7 @@ class Session:
             proxy=(self._proxy or 0) if lends else 0,  # run() refuses if it is gone
             sleep_ns=_SLEEP_NS[self.provider],
         )
+        op.data[: len(self._data)] = self._data
         op.order[: self.world] = list(self.topology.order)
         for peer, ways in enumerate(self.ways):
             op.paths[peer] = len(ways)

@@ -151,8 +151,8 @@ class SessionControl:
 
         def names(peer: int) -> tuple[str, ...]:
             ways = s.ways[peer]
-            if s.provider == "shm":
-                return tuple("shm" for _ in ways)
+            if s.provider != "verbs":
+                return tuple(s.provider for _ in ways)
             return tuple(s.topology.hcas[way.hca] for way in ways)
 
         return RankInfo(
@@ -168,7 +168,7 @@ class SessionControl:
             plan_hash=s.topology.plan_hash,
             settings_hash=s.settings.hash(),
             provider=s.provider,
-            memory_kind="shared memory" if s.provider == "shm" else "registered host memory",
+            memory_kind="registered host memory" if s.provider == "verbs" else "shared memory",
             arrival_mode="write with immediate" if s.proof and s.proof.imm else "polled flag",
             litmus_verdict=s.proof.verdict if s.proof else "not needed",
             mode=s.settings.mode,
@@ -226,7 +226,7 @@ class SessionControl:
                     p,
                     tuple(
                         PathStats(
-                            f"path {i}" if self._session.provider == "shm" else self._session.topology.hcas[way.hca],
+                            f"path {i}" if self._session.provider != "verbs" else self._session.topology.hcas[way.hca],
                             raw.path[p][i].writes,
                             raw.path[p][i].completions,
                             raw.path[p][i].bytes,

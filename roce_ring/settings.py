@@ -22,7 +22,10 @@ _LISTED = "docs/settings.md lists every setting with its bounds"
 
 Value = int | float | str
 
-MODES = ("full", "full_phased", "payload_rsag", "payload_rsag_phased", "ring", "ring_bidir", "halving")
+MODES = (
+    "full", "full_phased", "payload_rsag", "payload_rsag_phased", "ring", "ring_bidir", "halving", "bulk_push",
+    "bulk_push_phased", "pull", "bulk_pull",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +81,9 @@ class Settings:
     # how bytes move
     provider: str = _knob(
         "auto",
-        "what moves bytes between ranks; auto takes shm when all ranks share a host, else verbs",
-        choices=("auto", "shm", "verbs"),
+        "what moves bytes between ranks; auto takes shm when all ranks share a host, else verbs; with pcie the kernels "
+        "of one host's ranks reach each other's memory themselves",
+        choices=("auto", "shm", "verbs", "pcie"),
         agree=True,
     )
     hca: str = _knob(

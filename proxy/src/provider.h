@@ -71,6 +71,8 @@ typedef struct rr_provider_ops {
      * the watch asks ten times a second. Whoever fails a write must answer here within dead_ms. */
     int (*lost)(rr_provider *provider, uint32_t peer, rr_loss *how);
     void (*close)(rr_provider *provider);
+    /* A peer's region in this process. NULL if the provider maps none. */
+    void *(*mapped)(rr_provider *provider, uint32_t peer);
 } rr_provider_ops;
 
 struct rr_provider {

@@ -123,6 +123,8 @@ static int shm_lost(rr_provider *provider, uint32_t peer, rr_loss *how) {
     return lock.l_type == F_UNLCK ? RR_ERR_PEER_DEAD : 0;
 }
 
+static void *shm_mapped(rr_provider *provider, uint32_t peer) { return ((shm_impl *)provider->impl)->peer[peer].base; }
+
 static void shm_close(rr_provider *provider) {
     shm_impl *impl = provider->impl;
     if (!impl) return;
@@ -144,4 +146,5 @@ const rr_provider_ops rr_provider_shm = {
     .notify = shm_notify,
     .lost = shm_lost,
     .close = shm_close,
+    .mapped = shm_mapped,
 };

@@ -283,6 +283,10 @@ const char *rr_status_text(uint32_t status) {
 }
 
 void *rr_proxy_region(rr_proxy *proxy) { return proxy->base; }
+void *rr_proxy_peer_region(rr_proxy *proxy, uint32_t peer) {
+    if (peer >= proxy->config.world || !proxy->provider.ops->mapped) return NULL;
+    return proxy->provider.ops->mapped(&proxy->provider, peer);
+}
 void rr_proxy_layout(rr_proxy *proxy, rr_layout *out) { *out = proxy->layout; }
 uint64_t rr_proxy_abort_word(rr_proxy *proxy) { return rr_load_acquire(&rr_abort_line(proxy)->word); }
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import msgspec
 
+from ..direct import NO_ACCESS
 from ..errors import ConfigError
 from ..settings import Settings, did_you_mean
 
@@ -112,9 +113,10 @@ class Spec(msgspec.Struct, frozen=True):
         )
 
 
-def build(spec: Spec, world: int, choose: Callable[[int], str]) -> list[Case]:
+def build(spec: Spec, world: int, choose: Callable[[int], str], access: int = NO_ACCESS) -> list[Case]:
     """Sizes are rounded up to whole elements, and to whole elements per rank where the ranks share a payload; sizes
-    that become the same are measured once. `choose`: bytes -> the mode that all_reduce takes by itself."""
+    that become the same are measured once. `choose`: bytes -> the mode that all_reduce takes by itself. `access`: of
+    the session, to peers' memory."""
     from ..modes import modes
 
     cases: dict[Case, None] = {}
@@ -131,7 +133,7 @@ def build(spec: Spec, world: int, choose: Callable[[int], str]) -> list[Case]:
                 for name in spec.modes or [auto]:
                     mode = modes()[name]
                     wide = spec.fp32_partials and mode.partials and item < 4
-                    if not mode.refusal(world):
+                    if not mode.refusal(world, access=access):
                         cases[Case(op, dtype, size, count, name, name == auto, mode.raw, wide)] = None
                 if spec.gloo:
                     cases[Case(op, dtype, size, count, GLOO)] = None

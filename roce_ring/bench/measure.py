@@ -33,7 +33,7 @@ def measure(
     0 only."""
     began = CpuTime.now()
     rank, world = exchange.rank, exchange.world
-    cases = build(spec, world, communicator.choose_mode)
+    cases = build(spec, world, communicator.choose_mode, communicator.session.access)
     ours = Ours(communicator)
     visits = min(_VISITS, spec.iterations)
     steps = len(cases) * (1 + visits)

@@ -98,7 +98,9 @@ def register(app: typer.Typer) -> None:
         paths: Annotated[
             int | None, number(int, 1, 4, "Paths between every two ranks; with --join the plan's.", show_default="1")
         ] = None,
-        provider: Annotated[str, typer.Option(help="shm or verbs.", show_default="ROCE_RING_PROVIDER, or shm")] = "",
+        provider: Annotated[
+            str, typer.Option(help="shm, verbs or pcie.", show_default="ROCE_RING_PROVIDER, or shm")
+        ] = "",
         compare: Annotated[str, typer.Option(help="gloo: torch's all-reduce, taking turns in the same run.")] = "",
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")] = False,
         plot: Annotated[Path | None, typer.Option(help="Draw latency against size: .png, .svg or .pdf.")] = None,
@@ -128,7 +130,7 @@ def register(app: typer.Typer) -> None:
             sizes=parse_sizes(sizes),
             dtypes=parse_dtypes(dtype),
             ops=parse_ops(op),
-            modes=parse_modes(mode, here.world if join else local or 4),
+            modes=parse_modes(mode, here.world if join else local or 4, settings.provider == "pcie"),
             iterations=iters,
             thorough=check,
             fp32_partials=fp32_partials,
@@ -169,18 +171,20 @@ def fitting(join: str, **given: object) -> None:
         raise ConfigError(f"{', '.join(wrong)} {fits} there", "leave one of them out")
 
 
-def parse_modes(text: str, world: int) -> list[str]:
+def parse_modes(text: str, world: int, pcie: bool = False) -> list[str]:
     """Mode names that this world can run; none for auto. Raises ConfigError for a name it cannot."""
     from ..bench.cases import parse_names
+    from ..direct import LOADS, NO_ACCESS
     from ..modes import modes
 
     if text == "auto":
         return []
     names = parse_names(text, {name: name for name in modes()}, "a mode")
-    refusals = [refusal for name in names if (refusal := modes()[name].refusal(world))]
+    why = {name: modes()[name].refusal(world, access=LOADS if pcie else NO_ACCESS) for name in names}
+    refusals = [refusal for refusal in why.values() if refusal]
     if refusals and text != "all":
         raise ConfigError("; ".join(refusals), "leave them out; --mode all runs every mode that fits")
-    return [name for name in names if not modes()[name].refusal(world)]
+    return [name for name in names if not why[name]]
 
 
 def parse_compare(text: str) -> str:

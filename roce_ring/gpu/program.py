@@ -21,6 +21,10 @@ _KERNEL_OF_MODE = {
     "full_phased": "full",
     "payload_rsag": "payload_rsag",
     "payload_rsag_phased": "payload_rsag",
+    "bulk_push": "payload_rsag",
+    "bulk_push_phased": "payload_rsag",
+    "pull": "pull",
+    "bulk_pull": "pull",
 }
 
 Key = tuple[int, int, int]  # kind, mode (all-reduce only), dtype (not for all-gather)

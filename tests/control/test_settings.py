@@ -68,7 +68,7 @@ def test_every_knob_is_read_under_each_of_its_names(key: str) -> None:
         ({"ROCE_RING_NAP_US": "0"}, "expected a whole number of microseconds from 1 to 1000, got '0'"),
         ({"ROCE_RING_PROXY_CPU": "-2"}, "expected a whole number from -1 to 4095, got '-2'"),
         ({"ROCE_RING_IDLE_SPINS": "9" * 400}, "expected a whole number of polls"),
-        ({"ROCE_RING_PROVIDER": "verb"}, "expected one of auto, shm, verbs, got 'verb'; did you mean verbs?"),
+        ({"ROCE_RING_PROVIDER": "verb"}, "expected one of auto, shm, verbs, pcie, got 'verb'; did you mean verbs?"),
         ({"ROCE_RING_MODE": "full-phased"}, "did you mean full_phased?"),
         ({"ROCE_RING_NAME": "a/b"}, "expected up to 48 letters"),
         ({"ROCE_RING_HCA": "a,,b"}, "expected 1 to 8 HCA names joined by commas"),

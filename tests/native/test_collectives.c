@@ -32,10 +32,17 @@ typedef struct plan {
     uint64_t digest[MAX_CASES][RR_MAX_WORLD]; /* of each rank's output */
 } plan;
 
-static const char *const mode_names[] = {"none", "full",       "full_phased", "payload_rsag", "payload_rsag_phased",
-                                         "ring", "ring_bidir", "halving"};
+static const struct {
+    const char *name;
+    bool raw, access;
+} modes[] = {
+    {"none", false, false},
+#define RR_MODE(name, value, raw, forwarding, power_of_two, partials, access, meaning) {#name, raw, access},
+#include "modes.def"
+#undef RR_MODE
+};
 
-static bool raw(const test_case *t) { return t->kind == RR_REDUCE_SCATTER || t->mode <= RR_MODE_PAYLOAD_RSAG_PHASED; }
+static bool raw(const test_case *t) { return t->kind == RR_REDUCE_SCATTER || modes[t->mode].raw; }
 
 static uint64_t digest_of(const uint8_t *bytes, uint64_t n) {
     uint64_t hash = 0xcbf29ce484222325ull;
@@ -46,7 +53,7 @@ static uint64_t digest_of(const uint8_t *bytes, uint64_t n) {
 #define WHERE(t, rank, i)                                                                                              \
     "rank %u: %s kind %u dtype %u count %llu partials %u wave %u grid %ux%u in place %u skew %u/%u seed %llu, at "     \
     "%llu",                                                                                                            \
-        (rank), mode_names[(t)->mode], (t)->kind, (t)->dtype, (unsigned long long)(t)->count, (t)->fp32_partials,      \
+        (rank), modes[(t)->mode].name, (t)->kind, (t)->dtype, (unsigned long long)(t)->count, (t)->fp32_partials,      \
         (t)->wave, (t)->blocks, (t)->threads, (t)->in_place, (t)->in_skew, (t)->out_skew,                              \
         (unsigned long long)(t)->seed, (unsigned long long)(i)
 
@@ -194,9 +201,10 @@ static test_case *next_case(plan *p, uint64_t *rng, uint32_t world) {
     return t;
 }
 
-static void plan_reductions(plan *p, uint64_t *rng, uint32_t world) {
+static void plan_reductions(plan *p, uint64_t *rng, uint32_t world, bool direct) {
     static const uint32_t counts[] = {1, 2, 17, 1003, 4097, 0}; /* 0: the capacity */
-    for (uint32_t mode = RR_MODE_FULL; mode <= RR_MODE_HALVING; mode++) {
+    for (uint32_t mode = RR_MODE_FULL; mode < sizeof modes / sizeof *modes; mode++) {
+        if (modes[mode].access && !direct) continue;
         if (mode == RR_MODE_HALVING && (world & (world - 1))) continue;
         for (uint32_t dtype = RR_FLOAT32; dtype <= RR_BFLOAT16; dtype++) {
             for (uint32_t c = 0; c < 6; c++) {
@@ -237,15 +245,16 @@ static void plan_gathers(plan *p, uint64_t *rng, uint32_t world) {
     }
 }
 
-static void run_world(uint32_t size, uint32_t paths, uint64_t seed) {
+static void run_world(uint32_t size, uint32_t paths, bool direct, uint64_t seed) {
     static test_world w;
     static plan p;
     uint64_t rng = seed;
     memset(&p, 0, sizeof p);
-    plan_reductions(&p, &rng, size);
+    plan_reductions(&p, &rng, size, direct);
     plan_gathers(&p, &rng, size);
     world_configure(&w, size, CAPACITY);
     w.data = &p;
+    w.direct = direct;
     for (uint32_t r = 0; r < size; r++) {
         w.config[r].stripe_min_bytes = paths == 2 ? 1024 : 16;
         for (uint32_t q = 0; q < size; q++) {
@@ -266,7 +275,7 @@ static void run_world(uint32_t size, uint32_t paths, uint64_t seed) {
         for (uint32_t r = 1; r < size; r++) CHECK(p.digest[i][r] == p.digest[i][0], WHERE(t, r, 0));
         if (i && p.at[i - 1].seed == t->seed) CHECK(p.digest[i][0] == p.digest[i - 1][0], WHERE(t, 0, 0));
     }
-    printf("world %u, up to %u paths: %u collectives\n", size, paths, p.cases);
+    printf("world %u, %s, up to %u paths: %u collectives\n", size, direct ? "direct" : "proxies", paths, p.cases);
 }
 
 int main(void) {
@@ -275,7 +284,8 @@ int main(void) {
     for (uint32_t i = 0; i < 5; i++)
         for (uint32_t paths = 1; paths <= 3; paths++) {
             if ((UNDER_TSAN || quick()) && paths != 1 + i % 3) continue;
-            run_world(sizes[i], paths, ++seed);
+            run_world(sizes[i], paths, false, ++seed);
         }
+    for (uint32_t i = 0; i < 5; i++) run_world(sizes[i], 1, true, ++seed);
     return 0;
 }

@@ -11,6 +11,7 @@
 
 typedef struct test_world {
     uint32_t size;
+    bool direct; /* kernels store into each other's regions, proxies only watch */
     rr_config config[RR_MAX_WORLD];
     rr_proxy *proxy[RR_MAX_WORLD];
     rr_device_state state[RR_MAX_WORLD];
@@ -62,6 +63,8 @@ static inline rr_op world_op(test_world *w, uint32_t rank) {
     op.rank = rank;
     op.kind = RR_ALL_REDUCE;
     op.stripe_min_bytes = c->stripe_min_bytes;
+    for (uint32_t p = 0; w->direct && p < w->size; p++)
+        op.data[p] = p == rank ? op.region : (uint64_t)(uintptr_t)rr_proxy_peer_region(w->proxy[rank], p);
     memcpy(op.order, c->order, sizeof op.order);
     memcpy(op.paths, c->paths, sizeof op.paths);
     return op;

@@ -166,6 +166,8 @@ RR_API void rr_proxy_destroy(rr_proxy *proxy);
 RR_API void rr_proxy_lend(rr_proxy *proxy);
 
 RR_API void *rr_proxy_region(rr_proxy *proxy);
+/* Where this process sees a peer's region, after connect; NULL if it does not (only the shm provider maps them). */
+RR_API void *rr_proxy_peer_region(rr_proxy *proxy, uint32_t peer);
 RR_API void rr_proxy_layout(rr_proxy *proxy, rr_layout *out);
 RR_API uint64_t rr_proxy_abort_word(rr_proxy *proxy);
 /* First writer wins: returns the word that now stands. */
