@@ -219,6 +219,7 @@ class SessionControl:
             longest_loop_gap_us=raw.longest_loop_gap_us,
             events_lost=raw.events_lost,
             stale_completions=raw.stale_completions,
+            nudges=raw.nudges,
             last_seq_posted=raw.seq_posted,
             last_seq_completed=raw.seq_completed,
             peers=tuple(

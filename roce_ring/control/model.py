@@ -127,6 +127,7 @@ class RankStats:
     last_seq_completed: int = 0
     peers: tuple[PeerStats, ...] = ()
     memory: tuple[MemoryPart, ...] = ()
+    nudges: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,13 @@ REPORT_LINES = 30
 REPORT_COMMANDS = 10
 
 
+def _core() -> int:
+    """Which core a guest is kept to: each worker of pytest-xdist has its own; otherwise by chance."""
+    cores = sorted(os.sched_getaffinity(0))
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")  # gw0, gw1, ...
+    return cores[int(worker[2:]) % len(cores)] if worker else random.choice(cores)
+
+
 class GuestError(Exception):
     """The guest did not boot, died, or a command that had to work failed."""
 
@@ -127,12 +134,10 @@ class Guest:
     def _boot(self) -> None:
         shutil.copy("/proc/cpuinfo", self.share / "cpuinfo")
         self._line, theirs = socket.socketpair()
-        cores = sorted(os.sched_getaffinity(0))
         command = [
-            # the guest dies with us; one core, if it has one processor: waking another core doubles every time (which
-            # one is by chance: two guests rarely meet)
+            # the guest dies with us; one core, if it has one processor: waking another core doubles every time
             *("setpriv", "--pdeathsig", "KILL"),
-            *(("taskset", "-c", str(random.choice(cores))) if self._cpus == 1 else ()),
+            *(("taskset", "-c", str(_core())) if self._cpus == 1 else ()),
             *(str(self._kernel), f"mem={self._memory_mib}M", f"ncpus={self._cpus}", "seccomp=on"),
             *("root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro", f"init={INIT}"),
             *("con=null", "con0=null,fd:1", "ssl=null", f"ssl0=fd:{theirs.fileno()}", "console=tty0", "panic=-1"),

@@ -24,17 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1froce_ring/v1/rank_service.proto\x12\x0croce_ring.v1\"5\n\x08PeerInfo\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\r\n\x05paths\x18\x03 \x03(\t\"\xab\x03\n\x08RankInfo\x12\x14\n\x0csession_name\x18\x01 \x01(\t\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\r\n\x05world\x18\x04 \x01(\r\x12\x0b\n\x03pid\x18\x05 \x01(\r\x12\x0c\n\x04host\x18\x06 \x01(\t\x12\x0f\n\x07version\x18\x07 \x01(\t\x12\x14\n\x0cwire_version\x18\x08 \x01(\r\x12\x13\n\x0blayout_hash\x18\t \x01(\t\x12\x11\n\tplan_hash\x18\n \x01(\t\x12\x15\n\rsettings_hash\x18\x0b \x01(\t\x12\x10\n\x08provider\x18\x0c \x01(\t\x12\x13\n\x0bmemory_kind\x18\r \x01(\t\x12\x14\n\x0c\x61rrival_mode\x18\x0e \x01(\t\x12\x16\n\x0elitmus_verdict\x18\x0f \x01(\t\x12\x0c\n\x04mode\x18\x10 \x01(\t\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x11 \x01(\x04\x12\x1d\n\x15gather_capacity_bytes\x18\x12 \x01(\x04\x12\x16\n\x0estarted_unix_s\x18\x13 \x01(\x01\x12%\n\x05peers\x18\x14 \x03(\x0b\x32\x16.roce_ring.v1.PeerInfo\"\xb1\x01\n\tRankState\x12)\n\x05state\x18\x01 \x01(\x0e\x32\x1a.roce_ring.v1.SessionState\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x19\n\x0c\x63ulprit_rank\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x15\n\x08sequence\x18\x04 \x01(\x04H\x01\x88\x01\x01\x12\x19\n\x11waiting_for_ranks\x18\x05 \x03(\rB\x0f\n\r_culprit_rankB\x0b\n\t_sequence\"q\n\tPathStats\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rwrites_posted\x18\x02 \x01(\x04\x12\x18\n\x10writes_completed\x18\x03 \x01(\x04\x12\x15\n\rbytes_written\x18\x04 \x01(\x04\x12\x0e\n\x06\x65rrors\x18\x05 \x01(\x04\"A\n\tPeerStats\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12&\n\x05paths\x18\x02 \x03(\x0b\x32\x17.roce_ring.v1.PathStats\".\n\nMemoryPart\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\"\x9f\x04\n\tRankStats\x12\x12\n\nops_posted\x18\x01 \x01(\x04\x12\x19\n\x11\x63ommands_consumed\x18\x02 \x01(\x04\x12\x15\n\rwrites_posted\x18\x03 \x01(\x04\x12\x18\n\x10writes_completed\x18\x04 \x01(\x04\x12\x15\n\rbytes_written\x18\x05 \x01(\x04\x12\x15\n\rwindow_stalls\x18\x06 \x01(\x04\x12\x14\n\x0cqueue_stalls\x18\x07 \x01(\x04\x12\x13\n\x0b\x65mpty_polls\x18\x08 \x01(\x04\x12\x0c\n\x04naps\x18\t \x01(\x04\x12\x14\n\x0c\x61sleep_share\x18\n \x01(\x01\x12\x12\n\nidle_spins\x18\x0b \x01(\x04\x12\x0e\n\x06nap_us\x18\x0c \x01(\r\x12\x0e\n\x06yields\x18\r \x01(\x08\x12\x14\n\x0clate_reports\x18\x0e \x01(\x04\x12\x17\n\x0flongest_late_ms\x18\x0f \x01(\x04\x12\x1b\n\x13longest_loop_gap_us\x18\x10 \x01(\x04\x12\x13\n\x0b\x65vents_lost\x18\x11 \x01(\x04\x12\x19\n\x11stale_completions\x18\x12 \x01(\x04\x12\x17\n\x0flast_seq_posted\x18\x13 \x01(\x04\x12\x1a\n\x12last_seq_completed\x18\x14 \x01(\x04\x12&\n\x05peers\x18\x15 \x03(\x0b\x32\x17.roce_ring.v1.PeerStats\x12(\n\x06memory\x18\x16 \x03(\x0b\x32\x18.roce_ring.v1.MemoryPart\"0\n\nIdlePolicy\x12\x12\n\nidle_spins\x18\x01 \x01(\x04\x12\x0e\n\x06nap_us\x18\x02 \x01(\r\"\xac\x01\n\tRankEvent\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x0e\n\x06unix_s\x18\x02 \x01(\x01\x12%\n\x04kind\x18\x03 \x01(\x0e\x32\x17.roce_ring.v1.EventKind\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x16\n\tpeer_rank\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x15\n\x08sequence\x18\x06 \x01(\x04H\x01\x88\x01\x01\x42\x0c\n\n_peer_rankB\x0b\n\t_sequence\"\x10\n\x0eGetInfoRequest\"7\n\x0fGetInfoResponse\x12$\n\x04info\x18\x01 \x01(\x0b\x32\x16.roce_ring.v1.RankInfo\"\x11\n\x0fGetStateRequest\":\n\x10GetStateResponse\x12&\n\x05state\x18\x01 \x01(\x0b\x32\x17.roce_ring.v1.RankState\"\x11\n\x0fGetStatsRequest\":\n\x10GetStatsResponse\x12&\n\x05stats\x18\x01 \x01(\x0b\x32\x17.roce_ring.v1.RankStats\"#\n\x0cWatchRequest\x12\x13\n\x0b\x61\x66ter_index\x18\x01 \x01(\x04\"m\n\rWatchResponse\x12(\n\x05state\x18\x01 \x01(\x0b\x32\x17.roce_ring.v1.RankStateH\x00\x12(\n\x05\x65vent\x18\x02 \x01(\x0b\x32\x17.roce_ring.v1.RankEventH\x00\x42\x08\n\x06update\"{\n\x14SetIdlePolicyRequest\x12\x17\n\nidle_spins\x18\x01 \x01(\x04H\x00\x88\x01\x01\x12\x13\n\x06nap_us\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x1b\n\x13\x65xpected_session_id\x18\x03 \x01(\tB\r\n\x0b_idle_spinsB\t\n\x07_nap_us\"n\n\x15SetIdlePolicyResponse\x12*\n\x08previous\x18\x01 \x01(\x0b\x32\x18.roce_ring.v1.IdlePolicy\x12)\n\x07\x63urrent\x18\x02 \x01(\x0b\x32\x18.roce_ring.v1.IdlePolicy\";\n\x0c\x41\x62ortRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x1b\n\x13\x65xpected_session_id\x18\x02 \x01(\t\"7\n\rAbortResponse\x12&\n\x05state\x18\x01 \x01(\x0b\x32\x17.roce_ring.v1.RankState\"?\n\x0c\x44rainRequest\x12\x12\n\ntimeout_ms\x18\x01 \x01(\r\x12\x1b\n\x13\x65xpected_session_id\x18\x02 \x01(\t\"H\n\rDrainResponse\x12\x0f\n\x07\x64rained\x18\x01 \x01(\x08\x12&\n\x05state\x18\x02 \x01(\x0b\x32\x17.roce_ring.v1.RankState*\xce\x01\n\x0cSessionState\x12\x1d\n\x19SESSION_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12SESSION_STATE_INIT\x10\x01\x12\x1b\n\x17SESSION_STATE_CONNECTED\x10\x02\x12\x19\n\x15SESSION_STATE_RUNNING\x10\x03\x12\x1a\n\x16SESSION_STATE_DRAINING\x10\x04\x12\x19\n\x15SESSION_STATE_ABORTED\x10\x05\x12\x18\n\x14SESSION_STATE_CLOSED\x10\x06*\xe2\x01\n\tEventKind\x12\x1a\n\x16\x45VENT_KIND_UNSPECIFIED\x10\x00\x12\x14\n\x10\x45VENT_KIND_STATE\x10\x01\x12\x13\n\x0f\x45VENT_KIND_LATE\x10\x02\x12\x17\n\x13\x45VENT_KIND_RESOLVED\x10\x03\x12\x14\n\x10\x45VENT_KIND_ABORT\x10\x04\x12\x15\n\x11\x45VENT_KIND_CLOSED\x10\x05\x12\x17\n\x13\x45VENT_KIND_LOOP_GAP\x10\x06\x12\x13\n\x0f\x45VENT_KIND_PATH\x10\x07\x12\x1a\n\x16\x45VENT_KIND_IDLE_POLICY\x10\x08\x32\x8d\x04\n\x0bRankService\x12\x46\n\x07GetInfo\x12\x1c.roce_ring.v1.GetInfoRequest\x1a\x1d.roce_ring.v1.GetInfoResponse\x12I\n\x08GetState\x12\x1d.roce_ring.v1.GetStateRequest\x1a\x1e.roce_ring.v1.GetStateResponse\x12I\n\x08GetStats\x12\x1d.roce_ring.v1.GetStatsRequest\x1a\x1e.roce_ring.v1.GetStatsResponse\x12\x42\n\x05Watch\x12\x1a.roce_ring.v1.WatchRequest\x1a\x1b.roce_ring.v1.WatchResponse0\x01\x12X\n\rSetIdlePolicy\x12\".roce_ring.v1.SetIdlePolicyRequest\x1a#.roce_ring.v1.SetIdlePolicyResponse\x12@\n\x05\x41\x62ort\x12\x1a.roce_ring.v1.AbortRequest\x1a\x1b.roce_ring.v1.AbortResponse\x12@\n\x05\x44rain\x12\x1a.roce_ring.v1.DrainRequest\x1a\x1b.roce_ring.v1.DrainResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1froce_ring/v1/rank_service.proto\x12\x0croce_ring.v1\"5\n\x08PeerInfo\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\r\n\x05paths\x18\x03 \x03(\t\"\xab\x03\n\x08RankInfo\x12\x14\n\x0csession_name\x18\x01 \x01(\t\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\r\n\x05world\x18\x04 \x01(\r\x12\x0b\n\x03pid\x18\x05 \x01(\r\x12\x0c\n\x04host\x18\x06 \x01(\t\x12\x0f\n\x07version\x18\x07 \x01(\t\x12\x14\n\x0cwire_version\x18\x08 \x01(\r\x12\x13\n\x0blayout_hash\x18\t \x01(\t\x12\x11\n\tplan_hash\x18\n \x01(\t\x12\x15\n\rsettings_hash\x18\x0b \x01(\t\x12\x10\n\x08provider\x18\x0c \x01(\t\x12\x13\n\x0bmemory_kind\x18\r \x01(\t\x12\x14\n\x0c\x61rrival_mode\x18\x0e \x01(\t\x12\x16\n\x0elitmus_verdict\x18\x0f \x01(\t\x12\x0c\n\x04mode\x18\x10 \x01(\t\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x11 \x01(\x04\x12\x1d\n\x15gather_capacity_bytes\x18\x12 \x01(\x04\x12\x16\n\x0estarted_unix_s\x18\x13 \x01(\x01\x12%\n\x05peers\x18\x14 \x03(\x0b\x32\x16.roce_ring.v1.PeerInfo\"\xb1\x01\n\tRankState\x12)\n\x05state\x18\x01 \x01(\x0e\x32\x1a.roce_ring.v1.SessionState\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x19\n\x0c\x63ulprit_rank\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x15\n\x08sequence\x18\x04 \x01(\x04H\x01\x88\x01\x01\x12\x19\n\x11waiting_for_ranks\x18\x05 \x03(\rB\x0f\n\r_culprit_rankB\x0b\n\t_sequence\"q\n\tPathStats\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rwrites_posted\x18\x02 \x01(\x04\x12\x18\n\x10writes_completed\x18\x03 \x01(\x04\x12\x15\n\rbytes_written\x18\x04 \x01(\x04\x12\x0e\n\x06\x65rrors\x18\x05 \x01(\x04\"A\n\tPeerStats\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12&\n\x05paths\x18\x02 \x03(\x0b\x32\x17.roce_ring.v1.PathStats\".\n\nMemoryPart\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\"\xaf\x04\n\tRankStats\x12\x12\n\nops_posted\x18\x01 \x01(\x04\x12\x19\n\x11\x63ommands_consumed\x18\x02 \x01(\x04\x12\x15\n\rwrites_posted\x18\x03 \x01(\x04\x12\x18\n\x10writes_completed\x18\x04 \x01(\x04\x12\x15\n\rbytes_written\x18\x05 \x01(\x04\x12\x15\n\rwindow_stalls\x18\x06 \x01(\x04\x12\x14\n\x0cqueue_stalls\x18\x07 \x01(\x04\x12\x13\n\x0b\x65mpty_polls\x18\x08 \x01(\x04\x12\x0c\n\x04naps\x18\t \x01(\x04\x12\x14\n\x0c\x61sleep_share\x18\n \x01(\x01\x12\x12\n\nidle_spins\x18\x0b \x01(\x04\x12\x0e\n\x06nap_us\x18\x0c \x01(\r\x12\x0e\n\x06yields\x18\r \x01(\x08\x12\x14\n\x0clate_reports\x18\x0e \x01(\x04\x12\x17\n\x0flongest_late_ms\x18\x0f \x01(\x04\x12\x1b\n\x13longest_loop_gap_us\x18\x10 \x01(\x04\x12\x13\n\x0b\x65vents_lost\x18\x11 \x01(\x04\x12\x19\n\x11stale_completions\x18\x12 \x01(\x04\x12\x17\n\x0flast_seq_posted\x18\x13 \x01(\x04\x12\x1a\n\x12last_seq_completed\x18\x14 \x01(\x04\x12&\n\x05peers\x18\x15 \x03(\x0b\x32\x17.roce_ring.v1.PeerStats\x12(\n\x06memory\x18\x16 \x03(\x0b\x32\x18.roce_ring.v1.MemoryPart\x12\x0e\n\x06nudges\x18\x17 \x01(\x04\"0\n\nIdlePolicy\x12\x12\n\nidle_spins\x18\x01 \x01(\x04\x12\x0e\n\x06nap_us\x18\x02 \x01(\r\"\xac\x01\n\tRankEvent\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x0e\n\x06unix_s\x18\x02 \x01(\x01\x12%\n\x04kind\x18\x03 \x01(\x0e\x32\x17.roce_ring.v1.EventKind\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x16\n\tpeer_rank\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x15\n\x08sequence\x18\x06 \x01(\x04H\x01\x88\x01\x01\x42\x0c\n\n_peer_rankB\x0b\n\t_sequence\"\x10\n\x0eGetInfoRequest\"7\n\x0fGetInfoResponse\x12$\n\x04info\x18\x01 \x01(\x0b\x32\x16.roce_ring.v1.RankInfo\"\x11\n\x0fGetStateRequest\":\n\x10GetStateResponse\x12&\n\x05state\x18\x01 \x01(\x0b\x32\x17.roce_ring.v1.RankState\"\x11\n\x0fGetStatsRequest\":\n\x10GetStatsResponse\x12&\n\x05stats\x18\x01 \x01(\x0b\x32\x17.roce_ring.v1.RankStats\"#\n\x0cWatchRequest\x12\x13\n\x0b\x61\x66ter_index\x18\x01 \x01(\x04\"m\n\rWatchResponse\x12(\n\x05state\x18\x01 \x01(\x0b\x32\x17.roce_ring.v1.RankStateH\x00\x12(\n\x05\x65vent\x18\x02 \x01(\x0b\x32\x17.roce_ring.v1.RankEventH\x00\x42\x08\n\x06update\"{\n\x14SetIdlePolicyRequest\x12\x17\n\nidle_spins\x18\x01 \x01(\x04H\x00\x88\x01\x01\x12\x13\n\x06nap_us\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x1b\n\x13\x65xpected_session_id\x18\x03 \x01(\tB\r\n\x0b_idle_spinsB\t\n\x07_nap_us\"n\n\x15SetIdlePolicyResponse\x12*\n\x08previous\x18\x01 \x01(\x0b\x32\x18.roce_ring.v1.IdlePolicy\x12)\n\x07\x63urrent\x18\x02 \x01(\x0b\x32\x18.roce_ring.v1.IdlePolicy\";\n\x0c\x41\x62ortRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x1b\n\x13\x65xpected_session_id\x18\x02 \x01(\t\"7\n\rAbortResponse\x12&\n\x05state\x18\x01 \x01(\x0b\x32\x17.roce_ring.v1.RankState\"?\n\x0c\x44rainRequest\x12\x12\n\ntimeout_ms\x18\x01 \x01(\r\x12\x1b\n\x13\x65xpected_session_id\x18\x02 \x01(\t\"H\n\rDrainResponse\x12\x0f\n\x07\x64rained\x18\x01 \x01(\x08\x12&\n\x05state\x18\x02 \x01(\x0b\x32\x17.roce_ring.v1.RankState*\xce\x01\n\x0cSessionState\x12\x1d\n\x19SESSION_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12SESSION_STATE_INIT\x10\x01\x12\x1b\n\x17SESSION_STATE_CONNECTED\x10\x02\x12\x19\n\x15SESSION_STATE_RUNNING\x10\x03\x12\x1a\n\x16SESSION_STATE_DRAINING\x10\x04\x12\x19\n\x15SESSION_STATE_ABORTED\x10\x05\x12\x18\n\x14SESSION_STATE_CLOSED\x10\x06*\xe2\x01\n\tEventKind\x12\x1a\n\x16\x45VENT_KIND_UNSPECIFIED\x10\x00\x12\x14\n\x10\x45VENT_KIND_STATE\x10\x01\x12\x13\n\x0f\x45VENT_KIND_LATE\x10\x02\x12\x17\n\x13\x45VENT_KIND_RESOLVED\x10\x03\x12\x14\n\x10\x45VENT_KIND_ABORT\x10\x04\x12\x15\n\x11\x45VENT_KIND_CLOSED\x10\x05\x12\x17\n\x13\x45VENT_KIND_LOOP_GAP\x10\x06\x12\x13\n\x0f\x45VENT_KIND_PATH\x10\x07\x12\x1a\n\x16\x45VENT_KIND_IDLE_POLICY\x10\x08\x32\x8d\x04\n\x0bRankService\x12\x46\n\x07GetInfo\x12\x1c.roce_ring.v1.GetInfoRequest\x1a\x1d.roce_ring.v1.GetInfoResponse\x12I\n\x08GetState\x12\x1d.roce_ring.v1.GetStateRequest\x1a\x1e.roce_ring.v1.GetStateResponse\x12I\n\x08GetStats\x12\x1d.roce_ring.v1.GetStatsRequest\x1a\x1e.roce_ring.v1.GetStatsResponse\x12\x42\n\x05Watch\x12\x1a.roce_ring.v1.WatchRequest\x1a\x1b.roce_ring.v1.WatchResponse0\x01\x12X\n\rSetIdlePolicy\x12\".roce_ring.v1.SetIdlePolicyRequest\x1a#.roce_ring.v1.SetIdlePolicyResponse\x12@\n\x05\x41\x62ort\x12\x1a.roce_ring.v1.AbortRequest\x1a\x1b.roce_ring.v1.AbortResponse\x12@\n\x05\x44rain\x12\x1a.roce_ring.v1.DrainRequest\x1a\x1b.roce_ring.v1.DrainResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'roce_ring.v1.rank_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SESSIONSTATE']._serialized_start=2591
-  _globals['_SESSIONSTATE']._serialized_end=2797
-  _globals['_EVENTKIND']._serialized_start=2800
-  _globals['_EVENTKIND']._serialized_end=3026
+  _globals['_SESSIONSTATE']._serialized_start=2607
+  _globals['_SESSIONSTATE']._serialized_end=2813
+  _globals['_EVENTKIND']._serialized_start=2816
+  _globals['_EVENTKIND']._serialized_end=3042
   _globals['_PEERINFO']._serialized_start=49
   _globals['_PEERINFO']._serialized_end=102
   _globals['_RANKINFO']._serialized_start=105
@@ -48,39 +48,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MEMORYPART']._serialized_start=896
   _globals['_MEMORYPART']._serialized_end=942
   _globals['_RANKSTATS']._serialized_start=945
-  _globals['_RANKSTATS']._serialized_end=1488
-  _globals['_IDLEPOLICY']._serialized_start=1490
-  _globals['_IDLEPOLICY']._serialized_end=1538
-  _globals['_RANKEVENT']._serialized_start=1541
-  _globals['_RANKEVENT']._serialized_end=1713
-  _globals['_GETINFOREQUEST']._serialized_start=1715
-  _globals['_GETINFOREQUEST']._serialized_end=1731
-  _globals['_GETINFORESPONSE']._serialized_start=1733
-  _globals['_GETINFORESPONSE']._serialized_end=1788
-  _globals['_GETSTATEREQUEST']._serialized_start=1790
-  _globals['_GETSTATEREQUEST']._serialized_end=1807
-  _globals['_GETSTATERESPONSE']._serialized_start=1809
-  _globals['_GETSTATERESPONSE']._serialized_end=1867
-  _globals['_GETSTATSREQUEST']._serialized_start=1869
-  _globals['_GETSTATSREQUEST']._serialized_end=1886
-  _globals['_GETSTATSRESPONSE']._serialized_start=1888
-  _globals['_GETSTATSRESPONSE']._serialized_end=1946
-  _globals['_WATCHREQUEST']._serialized_start=1948
-  _globals['_WATCHREQUEST']._serialized_end=1983
-  _globals['_WATCHRESPONSE']._serialized_start=1985
-  _globals['_WATCHRESPONSE']._serialized_end=2094
-  _globals['_SETIDLEPOLICYREQUEST']._serialized_start=2096
-  _globals['_SETIDLEPOLICYREQUEST']._serialized_end=2219
-  _globals['_SETIDLEPOLICYRESPONSE']._serialized_start=2221
-  _globals['_SETIDLEPOLICYRESPONSE']._serialized_end=2331
-  _globals['_ABORTREQUEST']._serialized_start=2333
-  _globals['_ABORTREQUEST']._serialized_end=2392
-  _globals['_ABORTRESPONSE']._serialized_start=2394
-  _globals['_ABORTRESPONSE']._serialized_end=2449
-  _globals['_DRAINREQUEST']._serialized_start=2451
-  _globals['_DRAINREQUEST']._serialized_end=2514
-  _globals['_DRAINRESPONSE']._serialized_start=2516
-  _globals['_DRAINRESPONSE']._serialized_end=2588
-  _globals['_RANKSERVICE']._serialized_start=3029
-  _globals['_RANKSERVICE']._serialized_end=3554
+  _globals['_RANKSTATS']._serialized_end=1504
+  _globals['_IDLEPOLICY']._serialized_start=1506
+  _globals['_IDLEPOLICY']._serialized_end=1554
+  _globals['_RANKEVENT']._serialized_start=1557
+  _globals['_RANKEVENT']._serialized_end=1729
+  _globals['_GETINFOREQUEST']._serialized_start=1731
+  _globals['_GETINFOREQUEST']._serialized_end=1747
+  _globals['_GETINFORESPONSE']._serialized_start=1749
+  _globals['_GETINFORESPONSE']._serialized_end=1804
+  _globals['_GETSTATEREQUEST']._serialized_start=1806
+  _globals['_GETSTATEREQUEST']._serialized_end=1823
+  _globals['_GETSTATERESPONSE']._serialized_start=1825
+  _globals['_GETSTATERESPONSE']._serialized_end=1883
+  _globals['_GETSTATSREQUEST']._serialized_start=1885
+  _globals['_GETSTATSREQUEST']._serialized_end=1902
+  _globals['_GETSTATSRESPONSE']._serialized_start=1904
+  _globals['_GETSTATSRESPONSE']._serialized_end=1962
+  _globals['_WATCHREQUEST']._serialized_start=1964
+  _globals['_WATCHREQUEST']._serialized_end=1999
+  _globals['_WATCHRESPONSE']._serialized_start=2001
+  _globals['_WATCHRESPONSE']._serialized_end=2110
+  _globals['_SETIDLEPOLICYREQUEST']._serialized_start=2112
+  _globals['_SETIDLEPOLICYREQUEST']._serialized_end=2235
+  _globals['_SETIDLEPOLICYRESPONSE']._serialized_start=2237
+  _globals['_SETIDLEPOLICYRESPONSE']._serialized_end=2347
+  _globals['_ABORTREQUEST']._serialized_start=2349
+  _globals['_ABORTREQUEST']._serialized_end=2408
+  _globals['_ABORTRESPONSE']._serialized_start=2410
+  _globals['_ABORTRESPONSE']._serialized_end=2465
+  _globals['_DRAINREQUEST']._serialized_start=2467
+  _globals['_DRAINREQUEST']._serialized_end=2530
+  _globals['_DRAINRESPONSE']._serialized_start=2532
+  _globals['_DRAINRESPONSE']._serialized_end=2604
+  _globals['_RANKSERVICE']._serialized_start=3045
+  _globals['_RANKSERVICE']._serialized_end=3570
 # @@protoc_insertion_point(module_scope)

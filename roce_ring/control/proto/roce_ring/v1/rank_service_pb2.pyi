@@ -144,7 +144,7 @@ class MemoryPart(_message.Message):
     def __init__(self, name: _Optional[str] = ..., size_bytes: _Optional[int] = ...) -> None: ...
 
 class RankStats(_message.Message):
-    __slots__ = ("ops_posted", "commands_consumed", "writes_posted", "writes_completed", "bytes_written", "window_stalls", "queue_stalls", "empty_polls", "naps", "asleep_share", "idle_spins", "nap_us", "yields", "late_reports", "longest_late_ms", "longest_loop_gap_us", "events_lost", "stale_completions", "last_seq_posted", "last_seq_completed", "peers", "memory")
+    __slots__ = ("ops_posted", "commands_consumed", "writes_posted", "writes_completed", "bytes_written", "window_stalls", "queue_stalls", "empty_polls", "naps", "asleep_share", "idle_spins", "nap_us", "yields", "late_reports", "longest_late_ms", "longest_loop_gap_us", "events_lost", "stale_completions", "last_seq_posted", "last_seq_completed", "peers", "memory", "nudges")
     OPS_POSTED_FIELD_NUMBER: _ClassVar[int]
     COMMANDS_CONSUMED_FIELD_NUMBER: _ClassVar[int]
     WRITES_POSTED_FIELD_NUMBER: _ClassVar[int]
@@ -167,6 +167,7 @@ class RankStats(_message.Message):
     LAST_SEQ_COMPLETED_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
+    NUDGES_FIELD_NUMBER: _ClassVar[int]
     ops_posted: int
     commands_consumed: int
     writes_posted: int
@@ -189,7 +190,8 @@ class RankStats(_message.Message):
     last_seq_completed: int
     peers: _containers.RepeatedCompositeFieldContainer[PeerStats]
     memory: _containers.RepeatedCompositeFieldContainer[MemoryPart]
-    def __init__(self, ops_posted: _Optional[int] = ..., commands_consumed: _Optional[int] = ..., writes_posted: _Optional[int] = ..., writes_completed: _Optional[int] = ..., bytes_written: _Optional[int] = ..., window_stalls: _Optional[int] = ..., queue_stalls: _Optional[int] = ..., empty_polls: _Optional[int] = ..., naps: _Optional[int] = ..., asleep_share: _Optional[float] = ..., idle_spins: _Optional[int] = ..., nap_us: _Optional[int] = ..., yields: bool = ..., late_reports: _Optional[int] = ..., longest_late_ms: _Optional[int] = ..., longest_loop_gap_us: _Optional[int] = ..., events_lost: _Optional[int] = ..., stale_completions: _Optional[int] = ..., last_seq_posted: _Optional[int] = ..., last_seq_completed: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[PeerStats, _Mapping]]] = ..., memory: _Optional[_Iterable[_Union[MemoryPart, _Mapping]]] = ...) -> None: ...
+    nudges: int
+    def __init__(self, ops_posted: _Optional[int] = ..., commands_consumed: _Optional[int] = ..., writes_posted: _Optional[int] = ..., writes_completed: _Optional[int] = ..., bytes_written: _Optional[int] = ..., window_stalls: _Optional[int] = ..., queue_stalls: _Optional[int] = ..., empty_polls: _Optional[int] = ..., naps: _Optional[int] = ..., asleep_share: _Optional[float] = ..., idle_spins: _Optional[int] = ..., nap_us: _Optional[int] = ..., yields: bool = ..., late_reports: _Optional[int] = ..., longest_late_ms: _Optional[int] = ..., longest_loop_gap_us: _Optional[int] = ..., events_lost: _Optional[int] = ..., stale_completions: _Optional[int] = ..., last_seq_posted: _Optional[int] = ..., last_seq_completed: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[PeerStats, _Mapping]]] = ..., memory: _Optional[_Iterable[_Union[MemoryPart, _Mapping]]] = ..., nudges: _Optional[int] = ...) -> None: ...
 
 class IdlePolicy(_message.Message):
     __slots__ = ("idle_spins", "nap_us")
