@@ -63,7 +63,7 @@ def _check(raw: object, kind: Any, where: str, name: str) -> Iterator[Finding]:
             yield from _check(item, typing.get_args(kind)[0], _item_name(where, number, item), name)
     elif origin is dict:
         if not isinstance(raw, dict):
-            yield _wrong(raw, "a mapping of netdev to address", where, name)
+            yield _wrong(raw, "a mapping", where, name)
             return
         for key, item in raw.items():
             yield from _check(item, typing.get_args(kind)[1], f"{where}.{key}", name)
@@ -80,7 +80,7 @@ def _check_struct(raw: object, kind: type[msgspec.Struct], where: str, name: str
         if key in fields:
             yield from _check(value, fields[key].type, f"{where}.{key}", str(key))
         else:
-            expected = "only fields of the facts format here"
+            expected = "only fields of this format here"
             yield finding("unknown-field", where, f"field '{key}' is unknown", expected, suggest(str(key), fields))
     for key, field in fields.items():
         if field.required and key not in raw:

@@ -19,9 +19,6 @@ from .settings import Settings
 from .tensors import Tensor, current_stream, describe, empty
 from .topology import Topology
 
-# Measured over shm, on 2 cores and on one H200 (docs/results); until a ladder for the fabric says better.
-_FULL_UPTO_BYTES = {"cpu": 32768, "cuda": 262144}
-
 
 class AllReduce:
     """Sums, gathers and scatters tensors over `world` ranks. Every rank makes the same calls, in the same order, with
@@ -187,8 +184,10 @@ class AllReduce:
             raise UnsupportedError(
                 "all_reduce: out overlaps x without being x", "pass x itself, or memory apart from x"
             )
-        name = self.choose_mode(t.bytes) if mode in (None, "auto") else mode
-        chosen = mode_by_name(name, self.world, self._reaches_all, self.session.access)
+        if mode in (None, "auto"):
+            mode = self.choose_mode(t.bytes)
+            fp32_partials |= self.settings.mode == "auto" and self.session.ladder.profile(t.bytes).fp32_partials
+        chosen = mode_by_name(mode, self.world, self._reaches_all, self.session.access)
         op = self.session.op()
         op.kind, op.mode, op.dtype, op.count = ALL_REDUCE, chosen.value, DTYPES[t.dtype], t.count
         op.fp32_partials = int(fp32_partials and chosen.partials and t.dtype != "float32")
@@ -196,10 +195,10 @@ class AllReduce:
         return out
 
     def choose_mode(self, size_bytes: int) -> str:
-        """The mode that all_reduce takes for a payload of this size; a pure function of settings and size."""
+        """The mode that all_reduce takes for a payload of this size: the settings', or the ladder's."""
         if self.settings.mode != "auto":
             return self.settings.mode
-        return "full" if size_bytes <= _FULL_UPTO_BYTES[self.session.device[:4]] else "payload_rsag"
+        return self.session.ladder.profile(size_bytes).mode
 
     def reduce_scatter(self, x: Any, out: Any = None) -> Any:
         """x has shape [world * n, ...]; returns rows [rank * n, (rank + 1) * n) of its sum over all ranks."""

@@ -19,6 +19,8 @@ from .direct import problem as pcie_problem
 from .errors import RoceRingError, SessionAborted, SetupError
 from .exchange import Exchange, agree, gather_errors
 from .host import memory_problem, no_hca_problem, start_proxy
+from .ladder.choose import choose, fabric_of
+from .ladder.model import Key, Ladder
 from .lease import Lease, take_lease
 from .litmus import Proof, prove, use
 from .modes import modes
@@ -109,6 +111,7 @@ class Session:
         self.provider = self._choose_provider()
         self.access = LOADS if self.provider == "pcie" else NO_ACCESS  # to peers' memory
         self._data: list[int] = []  # pcie: where this rank's kernels see every rank's flags and slots
+        self._choose_ladder(exchange)
         here = self.hosts.count(self.hosts[self.rank])
         gather_errors(exchange, self._problem(exchange, here), MEETING_S)
         # One proxy thread and one caller per rank. Hyperthreads count as cores: the scheduler treats them so.
@@ -172,6 +175,22 @@ class Session:
                 f"rank {self.rank} of session {self.settings.name} (pid {os.getpid()})",
                 self.topology.plan_hash if needs else "",
             )
+
+    def _choose_ladder(self, exchange: Exchange) -> None:
+        """Ranks that climb different ladders would run different collectives."""
+        t, choice, error = self.topology, None, None
+        fabric = fabric_of(self.provider, t.complete, any(way.hops > 1 for ways in t.paths for way in ways))
+        here = Key(world=self.world, device=self.device.partition(":")[0])
+        try:
+            choice = choose(self.settings.ladder, fabric, here, self.settings.max_bytes)
+        except RoceRingError as failed:
+            error = str(failed)
+        gather_errors(exchange, error, MEETING_S)
+        assert choice is not None  # gather_errors raised otherwise
+        self.ladder: Ladder = choice.ladder
+        if choice.warning:
+            log.warning("rank %d: %s", self.rank, choice.warning)
+        agree(exchange, {"ladder": f"{fabric} {self.ladder.digest}"}, MEETING_S)
 
     def _choose_provider(self) -> str:
         if self.settings.provider != "auto":

@@ -77,6 +77,7 @@ class Settings:
         choices=("auto", *MODES),
         agree=True,
     )
+    ladder: str = _knob("", "path of the ladder that mode auto climbs; empty takes the shipped one for the fabric")
 
     # how bytes move
     provider: str = _knob(

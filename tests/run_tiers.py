@@ -183,6 +183,7 @@ WHEEL_FILES = (
     "roce_ring/kernels/roce_ring_kernels.cu",
     "roce_ring/mesh/plan.py",
     "roce_ring/mesh/examples/four-spark-ring.yaml",
+    "roce_ring/ladder/shipped/pcie-hostbridge.json",
 )
 WHEEL_CHECK = """
 import roce_ring, roce_ring.mesh.plan, roce_ring.native, sys

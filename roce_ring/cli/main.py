@@ -29,6 +29,7 @@ VERBS = {
     "watch": "Watch",
     "doctor": "Watch",
     "tune": "Tune",
+    "ladder": "Tune",
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -87,7 +87,7 @@ def nothing_runs(run_dir: str, session: str) -> str:
     return f"no rank{of_session} is running on this host ({looked})"
 
 
-def text_table(columns: dict[str, str], rows: list[tuple[str, ...]]) -> str:
+def text_table(columns: dict[str, str], rows: Sequence[tuple[str, ...]]) -> str:
     """Aligned columns. `columns`: name -> "<" or ">". Never cut to a terminal's width: a reason must be read whole."""
     names = tuple(columns)
     width = [max(len(row[i]) for row in (names, *rows)) for i in range(len(names))]

@@ -2,8 +2,8 @@
 
     python -m tests.softroce.loss_run [--ops 100000] [--nodes 4] [--loss 1] [--bytes 4096] [--dead-peer-s 3]
 
-Every port drops that percentage of what it sends, at random. Modes take turns. What is
-lost twice (a peer asks for a packet once only) waits for the queue pair's timer, about a tenth of dead_peer_s. Exit status 0 if nothing was wrong or
+Every port drops that percentage of what it sends, at random. Modes take turns. What is lost twice (a peer asks for a
+packet once only) waits for the queue pair's timer, about a tenth of dead_peer_s. Exit status 0 if nothing was wrong or
 hung. docs/results has one of its runs.
 """
 
@@ -40,9 +40,7 @@ def main() -> int:
         began = time.monotonic()
         ranks = Ranks(ring, limit_s)
         settings = {"dead_peer_s": options.dead_peer_s}
-        outcomes = ranks.run(
-            limit_s, ops=options.ops, bytes=options.bytes, modes=MODES, times=True, settings=settings
-        )
+        outcomes = ranks.run(limit_s, ops=options.ops, bytes=options.bytes, modes=MODES, times=True, settings=settings)
         took = time.monotonic() - began
         lost = sum(_dropped(ring))
         counted = {name: value - before[name] for name, value in _counters(ring).items()}

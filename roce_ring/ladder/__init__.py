@@ -1,0 +1,1 @@
+"""Which mode for which size: one ladder for every fabric (docs/ladder.md)."""

@@ -1,0 +1,97 @@
+"""Reads a ladder file and says everything that is wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+from ..errors import ConfigError
+from ..mesh.finding import Refused
+from ..mesh.strict import convert, suggest
+from ..modes import modes
+from .classes import CLASSES
+from .model import EDGE_BYTES, SCHEMA, Ladder, LadderFile
+
+MOST_BYTES = 1 << 20
+SHIPPED = Path(__file__).parent / "shipped"
+KINDS = ("measured", "published", "modelled")
+_FIX = "'roce-ring ladder show' prints one that is right"
+
+
+def load(path: str | Path) -> Ladder:
+    """Raises ConfigError with every problem of the file, one a line."""
+    where = str(path)
+    try:
+        with Path(path).open("rb") as file:
+            raw = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"cannot read ladder {where}: {error.strerror}", "see ROCE_RING_LADDER") from None
+    if len(raw) > MOST_BYTES:
+        raise ConfigError(f"ladder {where} has more than {MOST_BYTES} bytes", "255 buckets take a tenth of that")
+    return parse(raw, where)
+
+
+def parse(raw: bytes, where: str) -> Ladder:
+    """As load(). `where`: what the file is called in messages."""
+    try:
+        tree = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ConfigError(f"ladder {where} is not JSON: {error}", _FIX) from None
+    if isinstance(tree, dict) and tree.get("schema") != SCHEMA:
+        raise ConfigError(f"ladder {where} says schema {tree.get('schema')!r}, expected {SCHEMA!r}", _FIX)
+    try:
+        file = convert(tree, LadderFile, "ladder")
+    except Refused as refused:
+        problems = [f"{one.where}: {one.seen}, expected {one.expected}" for one in refused.findings]
+    else:
+        problems = list(_problems(file))
+        if not problems:
+            return Ladder(where, file)
+    shown = [*problems[:20], f"and {len(problems) - 20} more"] if len(problems) > 20 else problems
+    raise ConfigError(f"ladder {where}: " + "\n".join(shown), _FIX)
+
+
+@cache
+def shipped() -> tuple[Ladder, ...]:
+    """The ladders that come with the package, by name."""
+    return tuple(
+        Ladder(f"shipped {path.stem}", parse(path.read_bytes(), path.name).file)
+        for path in sorted(SHIPPED.glob("*.json"))
+    )
+
+
+def _problems(file: LadderFile) -> Iterator[str]:
+    kind, key = CLASSES.get(file.fabric), file.key
+    if kind is None:
+        yield f"fabric {file.fabric!r} is unknown: {suggest(file.fabric, CLASSES)}"
+    if key.world is not None and not 2 <= key.world <= 16:
+        yield f"key.world is {key.world}, expected 2 to 16"
+    if key.device not in (None, "cpu", "cuda"):
+        yield f"key.device is {key.device!r}, expected cpu or cuda"
+    if file.provenance.get("kind") not in KINDS or not file.provenance.get("source"):
+        yield f"provenance needs a kind of {', '.join(KINDS)} and a source"
+    if not file.buckets:
+        yield "it has no buckets, so it covers nothing"
+    below = 0
+    for number, bucket in enumerate(file.buckets):
+        where = f"buckets[{number}]"
+        if bucket.upto <= 0 or bucket.upto % EDGE_BYTES:
+            yield f"{where}: upto is {bucket.upto}, expected a positive multiple of {EDGE_BYTES}"
+        elif bucket.upto == below:
+            yield f"{where}: upto {bucket.upto} is that of the bucket before: the two overlap"
+        elif bucket.upto < below:
+            yield f"{where}: upto {bucket.upto} comes after {below}: buckets are sorted by size"
+        below = max(below, bucket.upto)
+        if len(bucket.profiles) != 1:
+            yield f"{where} has {len(bucket.profiles)} profiles, expected one: nothing is raced at start"
+        for profile in bucket.profiles:
+            mode = modes().get(profile.mode)
+            if mode is None:
+                yield f"{where}: mode {profile.mode!r} is unknown: {suggest(profile.mode, modes())}"
+            elif kind and (refusal := kind.refusal(mode, key.world)):
+                yield f"{where}: {refusal} (fabric {kind.name})"
+            elif profile.fp32_partials and not mode.partials:
+                yield f"{where}: fp32_partials is for modes that pass partial sums on; {mode.name} does not"
