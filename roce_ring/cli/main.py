@@ -28,6 +28,7 @@ VERBS = {
     "stats": "Watch",
     "watch": "Watch",
     "doctor": "Watch",
+    "topo": "Watch",
     "tune": "Tune",
     "ladder": "Tune",
 }

@@ -1,0 +1,157 @@
+"""`roce-ring topo`: the PCI fabric of this host, or of a snapshot that somebody sent."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..errors import ConfigError
+from .ranks import Json, text_table
+
+if TYPE_CHECKING:
+    from ..fabric.snapshot import Function
+    from ..fabric.tree import Tree
+
+SCHEMA = "roce-ring/topo/v1"
+
+
+def register(app: typer.Typer) -> None:
+    @app.command()
+    def topo(
+        source: Annotated[str, typer.Option("--from", metavar="FILE", help="Show this snapshot, not this host.")] = "",
+        capture: Annotated[str, typer.Option(metavar="FILE", help="Write a snapshot of this host and stop.")] = "",
+        gpus: Annotated[str, typer.Option(metavar="LIST", help="Only these GPUs, e.g. 0,4,8,12.")] = "",
+        quadrants: Annotated[
+            str, typer.Option(metavar="FILE", help="YAML: host bridge -> quadrant, goes before what is found out.")
+        ] = "",
+        picture: Annotated[str, typer.Option("--svg", metavar="FILE", help="Draw the tree there, too.")] = "",
+        as_json: Json = False,
+    ) -> None:
+        """Show GPUs, NICs, switches and host bridges, links that are narrower than they could be, ports that redirect
+        peer traffic, and how each two GPUs reach each other.
+
+        The last line names the fabric class of the GPUs, which decides their ladder.
+        """
+        import platform
+
+        from ..fabric import snapshot as snapshots
+        from ..fabric.draw import svg, text
+        from ..fabric.tree import Tree
+
+        if source and capture:
+            raise ConfigError("--from and --capture exclude each other", "a snapshot of a snapshot is a copy")
+        found = snapshots.load(Path(source)) if source else snapshots.read(Path("/sys"), platform.node())
+        tree = Tree(found, _quadrants(quadrants) if quadrants else None)
+        if capture:
+            from msgspec import json as packed
+
+            given = _quadrants(quadrants) if quadrants else {}
+            fields = json.loads(packed.encode(found)) | ({"quadrants": given} if given else {})
+            _write(capture, json.dumps(fields, indent=1) + "\n")
+            print(f"wrote {len(found.functions)} functions to {capture}")
+            return
+        chosen = _chosen(tree, gpus)
+        if picture:
+            _write(picture, svg(tree))
+        if as_json:
+            print(json.dumps(as_dict(tree, chosen), indent=2))
+            return
+        print(text(tree) or f"{found.host} has no GPU and no NIC on a PCI bus")
+        if len(chosen) > 1:
+            print("\n" + matrix(tree, chosen))
+        print("\n" + summary(tree, chosen))
+
+
+def _quadrants(path: str) -> dict[str, str]:
+    import yaml
+
+    fix = "write lines like '0000:40: q1' (or '\"40\": q1')"
+    try:
+        raw = yaml.safe_load(Path(path).read_bytes()[: 1 << 16])
+    except OSError as error:
+        raise ConfigError(f"cannot read quadrants {path}: {error.strerror}", fix) from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"quadrants {path} is not YAML: {str(error).splitlines()[0]}", fix) from None
+    if not isinstance(raw, dict) or not raw or not all(isinstance(one, str) for one in raw):
+        raise ConfigError(f"quadrants {path} is no mapping of host bridges (in quotes) to quadrants", fix)
+    return {name: str(where)[:40] for name, where in raw.items()}
+
+
+def _chosen(tree: Tree, text: str) -> list[Function]:
+    if not text:
+        return tree.gpus
+    numbers = text.split(",")
+    wrong = [one for one in numbers if not (one.isascii() and one.isdigit() and int(one[:6]) < len(tree.gpus))]
+    if wrong or len(set(numbers)) < len(numbers):
+        have = f"0 to {len(tree.gpus) - 1}" if tree.gpus else "none here"
+        raise ConfigError(f"--gpus {text[:60]!r}: expected different numbers joined by commas, of GPUs {have}")
+    return [tree.gpus[int(one)] for one in numbers]
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        Path(path).write_text(text)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}", "name another file") from None
+
+
+def matrix(tree: Tree, gpus: list[Function]) -> str:
+    """How each two reach each other."""
+    names = [f"GPU{tree.gpus.index(one)}" for one in gpus]
+    rows = [
+        (name, *("." if one is other else tree.pair(one, other) for other in gpus))
+        for name, one in zip(names, gpus, strict=True)
+    ]
+    return text_table({"": "<"} | dict.fromkeys(names, "<"), rows)
+
+
+def summary(tree: Tree, gpus: list[Function]) -> str:
+    from ..fabric.tree import redirects
+
+    if not gpus:
+        return "no GPU"
+    ports = tree.path_ports(gpus)
+    acs = [redirects(one) for one in ports]
+    said = (
+        f"ACS redirects peer traffic at {acs.count(True)} of {len(ports)} ports" if True in acs
+        else f"ACS is unknown at {acs.count(None)} of {len(ports)} ports (root may read it)" if None in acs
+        else f"ACS redirects at none of {len(ports)} ports"
+    )  # fmt: skip
+    quadrants = {tree.quadrants[one.root] for one in gpus}
+    names = ", ".join(sorted({one.name for one in quadrants}))
+    why = "; ".join(sorted({one.why for one in quadrants}))
+    return f"{said}\nquadrants {names} ({why})\n{len(gpus)} GPUs: fabric class {tree.fabric(gpus)}"
+
+
+def as_dict(tree: Tree, gpus: list[Function]) -> dict[str, Any]:
+    from msgspec import to_builtins
+
+    from ..fabric.draw import link_of
+    from ..fabric.tree import redirects
+
+    return {
+        "schema": SCHEMA,
+        "host": tree.snapshot.host,
+        "fabric": tree.fabric(gpus) if gpus else None,
+        "gpus": [
+            {
+                "gpu": tree.gpus.index(one),
+                "bdf": one.bdf,
+                "quadrant": tree.quadrants[one.root].name,
+                "link": link_of(one)[0],
+                "narrow": link_of(one)[1],
+                "pairs": {str(tree.gpus.index(other)): tree.pair(one, other) for other in gpus if other is not one},
+            }
+            for one in gpus
+        ],
+        "nics": [{"bdf": one.bdf, "names": list(one.names)} for one in tree.nics],
+        "ports": [
+            {"bdf": one.bdf, "acs_control": one.acs_control, "redirects": redirects(one)}
+            for one in tree.path_ports(gpus)
+        ],
+        "quadrants": {root: {"name": one.name, "why": one.why} for root, one in tree.quadrants.items()},
+        "snapshot": to_builtins(tree.snapshot),
+    }

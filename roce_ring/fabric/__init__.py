@@ -1,0 +1,1 @@
+"""The PCI fabric of one host: who sits below which switch and which host bridge (docs/topo.md)."""
