@@ -31,6 +31,7 @@ VERBS = {
     "topo": "Watch",
     "tune": "Tune",
     "ladder": "Tune",
+    "acs": "Tune",
 }
 
 

@@ -53,7 +53,7 @@ def register(app: typer.Typer) -> None:
             _write(capture, json.dumps(fields, indent=1) + "\n")
             print(f"wrote {len(found.functions)} functions to {capture}")
             return
-        chosen = _chosen(tree, gpus)
+        chosen = chosen_gpus(tree, gpus)
         if picture:
             _write(picture, svg(tree))
         if as_json:
@@ -80,7 +80,8 @@ def _quadrants(path: str) -> dict[str, str]:
     return {name: str(where)[:40] for name, where in raw.items()}
 
 
-def _chosen(tree: Tree, text: str) -> list[Function]:
+def chosen_gpus(tree: Tree, text: str) -> list[Function]:
+    """ "0,4" -> those GPUs; "" -> all. Raises ConfigError."""
     if not text:
         return tree.gpus
     numbers = text.split(",")
