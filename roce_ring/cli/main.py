@@ -29,6 +29,7 @@ VERBS = {
     "watch": "Watch",
     "doctor": "Watch",
     "topo": "Watch",
+    "stall": "Watch",
     "tune": "Tune",
     "ladder": "Tune",
     "acs": "Tune",

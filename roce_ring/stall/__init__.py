@@ -1,0 +1,1 @@
+"""Does a fabric stall, when, and for how long?"""
