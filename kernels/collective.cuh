@@ -326,7 +326,9 @@ RR_FN void rr_store_out(const rr_ctx &c, uint64_t at, const float (&v)[N], uint3
 }
 
 RR_FN uint32_t rr_wave_of(const rr_op *op) {
-    return op->mode == RR_MODE_FULL_PHASED || op->mode == RR_MODE_PAYLOAD_RSAG_PHASED ? RR_WAVE_PHASED : op->wave;
+    bool phased = op->mode == RR_MODE_FULL_PHASED || op->mode == RR_MODE_PAYLOAD_RSAG_PHASED ||
+                  op->mode == RR_MODE_BULK_PUSH_PHASED;
+    return phased ? RR_WAVE_PHASED : op->wave;
 }
 
 #endif

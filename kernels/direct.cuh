@@ -61,35 +61,26 @@ RR_FN void rr_spread(rr_ctx &c, const rr_message &m) {
 }
 #endif
 
-/* All threads copy one peer's part of a message. `turn`: see rr_copy_rows. Returns the turn after it. */
-RR_FN uint32_t rr_send_to(rr_ctx &c, const rr_message &m, uint32_t peer, uint32_t turn) {
-    uint64_t bytes = m.chunk ? rr_chunk_bytes((uint32_t)m.bytes, (uint32_t)m.chunk, peer) : m.bytes;
-    if (bytes) rr_copy(c, rr_data_of(c, peer) + m.dst, m.from + peer * m.chunk, bytes, turn);
-    return turn + (uint32_t)(bytes / 16);
-}
-
 /* Direct: sends and publishes. False after a failed wait. */
 RR_FN bool rr_send(rr_ctx &c, const rr_message &m, uint32_t wave) {
-    if (wave == RR_WAVE_PHASED) {
-        for (uint32_t d = 1; d < c.op->world; d++) {
-            uint32_t peer = rr_ring_peer(c, d);
-            rr_send_to(c, m, peer, 0);
-            rr_note(c, 1u << peer, m.phase);
-            rr_publish(c);
-            rr_expect same_phase = {1u << rr_ring_peer(c, c.op->world - d), m.phase, 0, 0};
-            if (d + 1 < c.op->world && !rr_wait(c, same_phase)) return false; /* the caller waits for the last */
-        }
-        return true;
-    }
+    bool phased = wave == RR_WAVE_PHASED, spread = false;
 #if RR_GPU
-    if (!m.chunk && (uint64_t)m.from % 16 == 0) {
-        rr_spread(c, m);
-    } else
+    spread = !phased && !m.chunk && (uint64_t)m.from % 16 == 0;
+    if (spread) rr_spread(c, m);
 #endif
-    {
-        uint32_t turn = 0;
-        for (uint32_t d = 1; d < c.op->world; d++) turn = rr_send_to(c, m, rr_ring_peer(c, d), turn);
+    uint32_t turn = 0; /* see rr_copy_rows */
+    for (uint32_t d = 1; d < c.op->world && !spread; d++) {
+        uint32_t peer = rr_ring_peer(c, d);
+        uint64_t bytes = m.chunk ? rr_chunk_bytes((uint32_t)m.bytes, (uint32_t)m.chunk, peer) : m.bytes;
+        if (bytes) rr_copy(c, rr_data_of(c, peer) + m.dst, m.from + peer * m.chunk, bytes, turn);
+        turn += (uint32_t)(bytes / 16);
+        if (!phased) continue;
+        rr_note(c, 1u << peer, m.phase);
+        rr_publish(c);
+        rr_expect same_phase = {1u << rr_ring_peer(c, c.op->world - d), m.phase, 0, 0};
+        if (d + 1 < c.op->world && !rr_wait(c, same_phase)) return false; /* the caller waits for the last */
     }
+    if (phased) return true;
     rr_note(c, rr_peers(c), m.phase);
     rr_publish(c);
     return true;

@@ -14,7 +14,7 @@ template <typename T, typename P> RR_FN void rr_lanes_by_mode(rr_ctx &c) {
 }
 
 template <typename T> RR_FN void rr_lanes(rr_ctx &c) {
-    if (c.op->fp32_partials)
+    if (sizeof(T) == sizeof(rr_f32) || c.op->fp32_partials)
         rr_lanes_by_mode<T, rr_f32>(c);
     else
         rr_lanes_by_mode<T, T>(c);

@@ -49,6 +49,7 @@ from .verdict import place, verdict
 
 if TYPE_CHECKING:
     from .gpu.executor import GpuExecutor
+    from .gpu.peers import PeerMemory
 
 log = logging.getLogger(__name__)
 
@@ -109,6 +110,10 @@ class Session:
         self.session_id = meeting[0][:16]
         self.hosts = [one[16:].decode(errors="replace") for one in meeting]
         self.provider = self._choose_provider()
+        # pcie on a GPU: the region in host memory holds what the proxy looks at; flags and slots are in device memory.
+        in_device = self.provider == "pcie" and device != "cpu"
+        self.host_layout = self._native.layout(self.world, 1) if in_device else self.layout
+        self.memory: PeerMemory | None = None
         self.access = LOADS if self.provider == "pcie" else NO_ACCESS  # to peers' memory
         self._data: list[int] = []  # pcie: where this rank's kernels see every rank's flags and slots
         self._choose_ladder(exchange)
@@ -159,9 +164,7 @@ class Session:
             problems.append(no_hca_problem(self.hosts, s.provider == "verbs"))
         if self.provider == "pcie" and (refusal := pcie_problem(self.hosts)):
             problems.append(refusal)
-        if self.provider == "pcie" and self.device != "cpu":
-            problems.append("provider pcie is for CPU ranks as yet: set ROCE_RING_PROVIDER to auto or shm")
-        if memory := memory_problem(self.layout.region_bytes, here, self.capacity):
+        if memory := memory_problem(self.host_layout.region_bytes, here, self.capacity):
             problems.append(memory)
         return "; ".join(problems) or None
 
@@ -205,7 +208,7 @@ class Session:
             rank=self.rank,
             # pcie: the proxy moves nothing, but watches and tells, as with shm.
             provider=PROVIDERS["shm" if self.provider == "pcie" else self.provider],
-            slot_bytes=self.layout.slot_bytes,
+            slot_bytes=self.host_layout.slot_bytes,
             first_seq=first_seq,
             stripe_min_bytes=s.stripe_min_bytes,
             forward_window_bytes=s.forward_window_bytes,
@@ -255,22 +258,29 @@ class Session:
             self._prove(exchange)
         self.region = int(lib.rr_proxy_region(self._proxy))
         self.device_state = DeviceState(seq=first_seq)
-        if self.provider == "pcie":
-            gather_errors(exchange, _error_of(self._map_peers), MEETING_S)
         if self.device != "cpu":
             gather_errors(exchange, _error_of(lambda: self._open_gpu(first_seq)), _COMPILING_S)
+        if self.provider == "pcie":
+            self._reach_peers(exchange)
         gather_errors(exchange, _error_of(self._start), MEETING_S)
         self.control.start()
 
-    def _map_peers(self) -> None:
+    def _reach_peers(self, exchange: Exchange) -> None:
         assert self._proxy is not None
-        self._data = mapped_regions(self._proxy, self.rank, self.world)
+        if self._gpu is None:
+            self._data = mapped_regions(self._proxy, self.rank, self.world)
+            return
+        from .gpu.peers import reach
+
+        found = reach(exchange, self._gpu.device, self.layout, self.session_id.hex(), MEETING_S)
+        self.memory, self.access, self._data = found.memory, found.access, found.memory.data
+        self._gpu.use_peers(found.ranks_here)
 
     def _open_gpu(self, first_seq: int) -> None:
         from .gpu.executor import GpuExecutor, device_number
 
         number = device_number(self.device)
-        self._gpu = GpuExecutor(number, self.region, self.layout.region_bytes, first_seq)
+        self._gpu = GpuExecutor(number, self.region, self.host_layout.region_bytes, first_seq)
         self.device = f"cuda:{number}"
 
     def _prove(self, exchange: Exchange) -> None:
@@ -465,12 +475,16 @@ class Session:
             if self._gpu is not None:
                 why = "the session was closed in the middle of an operation"
                 self._gpu.close(self._kernel_progress, lambda: self.control.abort(why), timeout_s)
+            if self.memory is not None:
+                self.memory.let_go()
             self._native.proxy.rr_proxy_stop(self._proxy, round(timeout_s * 1000))
             self.control.stop()
             with self._life:
                 self._final_word = int(self._native.proxy.rr_proxy_abort_word(self._proxy))
                 proxy, self._proxy = self._proxy, None
                 self._native.proxy.rr_proxy_destroy(proxy)
+            if self.memory is not None and not self.memory.free():
+                log.info("rank %d keeps its slots: not every peer has closed yet", self.rank)
         finally:
             if self._lease is not None:
                 self._lease.close()

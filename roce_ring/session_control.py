@@ -168,7 +168,7 @@ class SessionControl:
             plan_hash=s.topology.plan_hash,
             settings_hash=s.settings.hash(),
             provider=s.provider,
-            memory_kind="registered host memory" if s.provider == "verbs" else "shared memory",
+            memory_kind=self._memory_kind(),
             arrival_mode="write with immediate" if s.proof and s.proof.imm else "polled flag",
             litmus_verdict=s.proof.verdict if s.proof else "not needed",
             mode=s.settings.mode,
@@ -177,6 +177,11 @@ class SessionControl:
             started_unix_s=s.started_unix_s,
             peers=tuple(PeerInfo(p, s.hosts[p], names(p)) for p in range(s.world) if p != s.rank),
         )
+
+    def _memory_kind(self) -> str:
+        if self._session.memory is not None:
+            return "device memory"
+        return "registered host memory" if self._session.provider == "verbs" else "shared memory"
 
     def state(self) -> RankState:
         raw = self._session.read_stats()
@@ -243,14 +248,15 @@ class SessionControl:
         )
 
     def memory(self) -> tuple[MemoryPart, ...]:
-        """The region's parts in bytes, in the layout's order; their sum is the region."""
-        at = self._session.layout
+        """The region's parts in bytes, in the layout's order; their sum is the region, and what is in device memory."""
+        at, memory = self._session.host_layout, self._session.memory
         marks = [
             ("header", 0), ("command ring", at.commands), ("abort, kernel and progress lines", at.abort),
             ("notices and waits", at.notices), ("flags", at.flags), ("flight recorder", at.records),
             ("send slots", at.send), ("receive slots", at.recv), ("", at.region_bytes),
         ]  # fmt: skip
-        return tuple(MemoryPart(name, end - begin) for (name, begin), (_, end) in pairwise(marks))
+        parts = [MemoryPart(name, end - begin) for (name, begin), (_, end) in pairwise(marks)]
+        return (*parts, MemoryPart("flags and slots in device memory", memory.bytes)) if memory else tuple(parts)
 
     def set_idle(self, idle_spins: int | None, nap_us: int | None) -> IdlePolicy:
         raw = self._session.read_stats()

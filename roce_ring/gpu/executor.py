@@ -25,6 +25,7 @@ from .program import import_cupy, key_of, program
 _ONE_SHOT = (1, 2)  # full, full_phased
 THREADS = 512
 MAX_BLOCKS = 8  # of one operation; all of them wait, so all must be resident
+MAX_BLOCKS_DIRECT = 32  # where the blocks move the bytes as well
 # State that a graph may still look at: a replay after close() reads "failed" there and leaves.
 _immortal: list[Any] = []
 
@@ -62,7 +63,8 @@ class GpuExecutor:
             self.context = self._cuda.current_context()
             self._program = program(device)
             self.name = self._program.name
-            self._check_room()
+            self._room = self._check_room()
+            self._direct, self._most_blocks = False, MAX_BLOCKS
             self._cuda.register(region, region_bytes)
             self._region = region
             self._stream, self._event = self._cuda.new_stream(), self._cuda.new_event()
@@ -82,8 +84,13 @@ class GpuExecutor:
     def state_address(self) -> int:
         return int(self._state.data.ptr)
 
-    def _check_room(self) -> None:
-        """Blocks that wait for each other must all run at once."""
+    def use_peers(self, ranks_here: int) -> None:
+        """The blocks reach peers' memory themselves. `ranks_here`: ranks on this GPU, whose blocks all run at once."""
+        self._direct = True
+        self._most_blocks = max(1, min(MAX_BLOCKS_DIRECT, self._room // ranks_here))
+
+    def _check_room(self) -> int:
+        """Blocks that run at once. Blocks that wait for each other must all be among them. Raises SetupError."""
         kernels = set(self._program.functions.values())
         fewest = min(self._cuda.blocks_per_multiprocessor(one, THREADS) for one in kernels)
         room = fewest * self._program.multiprocessors
@@ -93,6 +100,7 @@ class GpuExecutor:
                 f"{MAX_BLOCKS} are needed: they wait for each other",
                 "give this process more multiprocessors (MIG slice, MPS thread percentage)",
             )
+        return room
 
     def _launch_all_once(self) -> None:
         """With a state that says "failed", so that the kernels leave at once and touch nothing else."""
@@ -129,7 +137,8 @@ class GpuExecutor:
                 self._enter_capture(capture, stream)
             elif self._ordered_on is not None and self._ordered_on != stream:
                 cuda.wait(stream, self._event)
-            self._start(function, blocks_for(size_bytes), THREADS, stream, op)
+            blocks = min(blocks_for(size_bytes, self._direct), self._most_blocks)
+            self._start(function, blocks, THREADS, stream, op)
             if not capture:
                 cuda.record(self._event, stream)
                 self._ordered_on = stream
@@ -181,6 +190,9 @@ class GpuExecutor:
                 cuda.leave()
 
 
-def blocks_for(size_bytes: int) -> int:
-    """Blocks of a launch. docs/results has the table that this was read off (one H200, four ranks)."""
-    return 1 if size_bytes <= 16384 else 4
+def blocks_for(size_bytes: int, direct: bool) -> int:
+    """Blocks of a launch. `direct`: they reach peers' memory. docs/results has the tables that this was read off (one
+    H200, four ranks)."""
+    if not direct:
+        return 1 if size_bytes <= 16384 else 4
+    return 1 if size_bytes <= 16384 else 4 if size_bytes <= 65536 else 8 if size_bytes <= 262144 else 32

@@ -8,6 +8,7 @@ take the others with it.
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import sys
@@ -156,12 +157,16 @@ def closed(rank: Rank) -> dict[str, Any]:
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--provider", default="shm", help="shm or pcie")
+    provider = parser.parse_args().provider
     bad = 0
     for scenario, settings in (
         (aborted, {}), (late, {"peer_timeout_s": 3.0}), (closed, {}), (killed, {"dead_peer_s": 5.0}),
     ):  # fmt: skip
         try:
-            found = run(scenario, WORLD, as_threads=False, missing=3 if scenario is killed else None, **settings)
+            missing = 3 if scenario is killed else None
+            found = run(scenario, WORLD, as_threads=False, missing=missing, provider=provider, **settings)
         except RuntimeError as error:
             bad += 1
             print(f"bounds: {scenario.__name__}: FAILED\n{error}", flush=True)

@@ -32,7 +32,7 @@ def _grid(rank: Rank, case: int) -> None:
 
     if not rank.as_threads:  # threads share the module: there the grid stays what the size says
         blocks = (1, 2, 3, 4, 8)[(case + rank.rank) % 5]
-        executor.blocks_for = lambda size: blocks
+        executor.blocks_for = lambda size, direct: blocks
 
 
 Case = tuple[int, str, int, int, int, bool]  # seed, dtype, count, skews in elements, in place
@@ -75,7 +75,7 @@ def scenario(rank: Rank) -> tuple[Counter[str], list[str]]:
     rank.meet()
     number = 0
     for mode in modes().values():
-        if mode.refusal(rank.world):
+        if mode.refusal(rank.world, access=rank.comm.session.access):
             continue
         for case in _cases(rank.data):
             for whole in (True, False):
@@ -127,13 +127,17 @@ def _gathered(rank: Rank, x: Room, out: Room, dtype: str, rows: int, columns: in
     return wrong
 
 
-def check(world: int, as_threads: bool, quick: bool) -> int:
-    found = run(scenario, world, as_threads=as_threads, data=quick, max_bytes=CAPACITY, peer_timeout_s=20.0)
+def check(world: int, as_threads: bool, quick: bool, provider: str) -> int:
+    settings = {"provider": provider, "max_bytes": CAPACITY, "peer_timeout_s": 20.0}
+    found = run(scenario, world, as_threads=as_threads, data=quick, **settings)
     how = "threads of one process" if as_threads else "processes under MPS"
     wrong = sum(counts["wrong"] for counts, _ in found)
     unequal = sum(len(set(column)) > 1 for column in zip(*(digests for _, digests in found), strict=True))
     calls = sum(n for name, n in found[0][0].items() if not name.startswith("wrong"))
-    print(f"world {world}, {how}: {calls} operations, {wrong} wrong values, {unequal} differ between ranks", flush=True)
+    print(
+        f"{provider}, world {world}, {how}: {calls} operations, {wrong} wrong values, {unequal} differ between ranks",
+        flush=True,
+    )
     for name, n in found[0][0].items():
         if name.startswith("wrong in"):
             print(f"  {name}: {n}", flush=True)
@@ -143,12 +147,14 @@ def check(world: int, as_threads: bool, quick: bool) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true", help="a third of the sizes, worlds of 2 and 4")
-    quick = parser.parse_args().quick
+    parser.add_argument("--provider", default="shm", help="shm or pcie")
+    given = parser.parse_args()
+    quick, provider = given.quick, given.provider
     wrong = 0
     with mps():
         for world in (2, 4) if quick else (2, 3, 4, 8):
-            wrong += check(world, False, quick)
-    wrong += check(4, True, quick)
+            wrong += check(world, False, quick, provider)
+    wrong += check(4, True, quick, provider)
     print(f"exact: {'FAILED' if wrong else 'passed'}")
     return 1 if wrong else 0
 

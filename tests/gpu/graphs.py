@@ -188,10 +188,11 @@ def launch_cost(rank: Rank) -> dict[str, float]:
     return {"wrong": 0, **took}
 
 
-def tried(scenario: Callable[[Rank], dict[str, Any]], world: int, replays: int) -> bool:
+def tried(scenario: Callable[[Rank], dict[str, Any]], world: int, replays: int, provider: str) -> bool:
     """Whether something was wrong; says what."""
     try:
-        found = run(scenario, world, as_threads=False, data=replays, max_bytes=CAPACITY, peer_timeout_s=20.0)
+        settings = {"provider": provider, "max_bytes": CAPACITY, "peer_timeout_s": 20.0}
+        found = run(scenario, world, as_threads=False, data=replays, **settings)
     except RuntimeError as error:
         print(f"graphs: {scenario.__name__}: {error}", flush=True)
         return True
@@ -204,10 +205,12 @@ def tried(scenario: Callable[[Rank], dict[str, Any]], world: int, replays: int) 
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--replays", type=int, default=10_000)
-    replays = parser.parse_args().replays
+    parser.add_argument("--provider", default="shm", help="shm or pcie")
+    given = parser.parse_args()
+    replays, provider = given.replays, given.provider
     with mps():
-        bad = sum(tried(scenario, WORLD, replays) for scenario in (refusals, torch_step, launch_cost, any_order))
-    bad += tried(launch_cost, 2, replays)  # without the MPS server behind every call
+        bad = sum(tried(one, WORLD, replays, provider) for one in (refusals, torch_step, launch_cost, any_order))
+    bad += tried(launch_cost, 2, replays, provider)  # without the MPS server behind every call
     print(f"graphs: {'FAILED' if bad else 'passed'}")
     return 1 if bad else 0
 

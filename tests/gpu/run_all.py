@@ -13,10 +13,15 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 SCRIPTS = (
-    ("exact.py", ["--quick"]),
-    ("graphs.py", ["--replays", "1000"]),
-    ("bounds.py", []),
-    ("latency.py", ["--quick"]),
+    # the command, and what makes it quick
+    (["exact.py"], ["--quick"]),
+    (["exact.py", "--provider", "pcie"], ["--quick"]),
+    (["graphs.py"], ["--replays", "1000"]),
+    (["graphs.py", "--provider", "pcie"], ["--replays", "1000"]),
+    (["bounds.py"], []),
+    (["bounds.py", "--provider", "pcie"], []),
+    (["latency.py"], ["--quick"]),
+    (["peer.py"], ["--quick"]),
 )
 
 
@@ -26,8 +31,9 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="fewer cases and replays")
     given = parser.parse_args()
     lines, failed = [], []
-    for script, quick in SCRIPTS:
-        command = [sys.executable, str(HERE / script), *(quick if given.quick else [])]
+    for (name, *options), quick in SCRIPTS:
+        script = " ".join((name, *options))
+        command = [sys.executable, str(HERE / name), *options, *(quick if given.quick else [])]
         began = time.monotonic()
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as running:
             assert running.stdout is not None

@@ -46,7 +46,7 @@ class Rank:
         from roce_ring.settings import Settings
 
         self.stream = cp.cuda.Stream(non_blocking=True)
-        settings = Settings(name=f"gpu-{self.world}", provider="shm", **self.settings)
+        settings = Settings(**{"name": f"gpu-{self.world}", "provider": "shm", **self.settings})
         self.comm = AllReduce.from_rendezvous(
             self.address, self.rank, self.world, settings=settings, device="cuda", serve=False
         )

@@ -74,6 +74,16 @@ static bool guarded(const uint8_t *out, uint64_t bytes) {
     return true;
 }
 
+/* How often block 0 speaks to the peers in a direct operation that serves one destination at a time; 0 for others. */
+static uint64_t phased_publishes(const test_case *t, const rr_op *op) {
+    uint64_t each = op->world - 1, parts = op->layout.phases < 8 ? op->layout.phases / 2 : 4;
+    if (t->kind != RR_ALL_REDUCE) return 0;
+    if (t->mode == RR_MODE_FULL_PHASED) return (t->pieces > 1 ? t->pieces : 1) * each;
+    /* Between the two halves all blocks meet once. */
+    if (t->mode == RR_MODE_PAYLOAD_RSAG_PHASED) return 2 * each + 1;
+    return t->mode == RR_MODE_BULK_PUSH_PHASED ? parts * (2 * each + 1) : 0;
+}
+
 static void run_op(test_world *w, uint32_t rank, const test_case *t, const uint8_t *in, uint8_t *out) {
     rr_op op = world_op(w, rank);
     op.kind = t->kind, op.mode = t->mode, op.dtype = t->dtype, op.wave = t->wave, op.fp32_partials = t->fp32_partials;
@@ -87,7 +97,9 @@ static void run_op(test_world *w, uint32_t rank, const test_case *t, const uint8
     rr_op_seal(&op);
     const char *refusal = rr_cpu_refusal(&op);
     CHECK(!refusal, WHERE(t, rank, 0));
+    uint64_t before = w->state[rank].publishes, phased = w->direct ? phased_publishes(t, &op) : 0;
     int result = rr_cpu_run(&op, t->blocks, t->threads);
+    CHECK(!phased || w->state[rank].publishes - before == phased, WHERE(t, rank, w->state[rank].publishes - before));
     CHECK(result == RR_CPU_OK, WHERE(t, rank, rr_proxy_abort_word(w->proxy[rank])));
 }
 

@@ -1,0 +1,191 @@
+"""Flags and slots of all ranks in device memory (provider pcie): allocated once, shown to the peers by CUDA IPC.
+
+From cudaMalloc and not from a pool, so that a handle can be had whatever allocator the engine uses. Nobody frees before
+all have let go.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from ..direct import LOADS, STORES
+from ..errors import SetupError
+from ..exchange import Exchange, gather_errors
+from ..host import REGIONS
+from ..native import Layout
+from .holding import Holding
+from .p2p import LIMIT_S, PRIMITIVES, verdict
+from .program import import_cupy
+
+log = logging.getLogger(__name__)
+
+_PROCESS = os.urandom(16).hex()  # a forked child has the same, but another pid
+_LET_GO_S = 2.0
+_LAZY_PEER_ACCESS = 1
+_ALREADY_ENABLED = 704  # cudaErrorPeerAccessAlreadyEnabled
+
+
+class PeerMemory:
+    """`data[p]`: what offsets of the layout are added to for rank p's flags and slots; filled by open(). Constructor:
+    raises SetupError, and then holds nothing."""
+
+    def __init__(self, rank: int, device: int, layout: Layout, session: str) -> None:
+        self._runtime = import_cupy().cuda.runtime
+        self._rank, self._device = rank, device
+        self._skipped = int(layout.flags)  # the lines before the flags stay in host memory
+        self.bytes = int(layout.region_bytes) - self._skipped
+        self.data: list[int] = []
+        self._own = 0
+        self._imported: list[int] = []
+        self._holding = Holding(REGIONS / f"roce-ring-pcie-{session}")
+        with self._on_device():
+            try:
+                self._own = int(self._runtime.malloc(self.bytes))
+                self._runtime.memset(self._own, 0, self.bytes)
+                import_cupy().cuda.Stream.null.synchronize()  # before a peer stores into it
+            except self._runtime.CUDARuntimeError as error:
+                self.free()
+                raise SetupError(
+                    f"cuda:{device} has no {self.bytes} bytes for the flags and slots of rank {rank}: {error}",
+                    "lower ROCE_RING_MAX_BYTES or ROCE_RING_GATHER_BYTES",
+                ) from error
+
+    def _on_device(self) -> Any:
+        return import_cupy().cuda.Device(self._device)
+
+    def offer(self) -> bytes:
+        """What a peer needs to reach this memory. Raises SetupError."""
+        with self._on_device():
+            try:
+                handle = bytes(self._runtime.ipcGetMemHandle(self._own)).hex()
+                bus = self._runtime.deviceGetPCIBusId(self._device)
+            except self._runtime.CUDARuntimeError as error:
+                raise SetupError(f"cuda:{self._device} gives no IPC handle for its memory: {error}") from error
+        offer = {"pid": os.getpid(), "process": _PROCESS, "at": self._own, "handle": handle, "bus": bus}
+        return json.dumps({**offer, "device": self._device}).encode()
+
+    def open(self, offers: list[dict[str, Any]]) -> None:
+        """Maps every peer's. Call when all ranks have offered. Raises SetupError naming the first that cannot be
+        reached."""
+        with self._on_device():
+            for rank, offer in enumerate(offers):
+                try:
+                    at = self._own if rank == self._rank else self._reach(offer, offers[self._rank])
+                except self._runtime.CUDARuntimeError as error:
+                    raise SetupError(
+                        f"rank {self._rank} on GPU {offers[self._rank]['bus']} cannot map the memory of rank {rank} on "
+                        f"GPU {offer['bus']}: {error}",
+                        "set ROCE_RING_PROVIDER to shm; look at `nvidia-smi topo -p2p rw` and the IPC namespace",
+                    ) from error
+                self.data.append(at - self._skipped)
+
+    def _reach(self, offer: dict[str, Any], mine: dict[str, Any]) -> int:
+        if (offer["pid"], offer["process"]) != (mine["pid"], mine["process"]):
+            at = int(self._runtime.ipcOpenMemHandle(bytes.fromhex(offer["handle"]), _LAZY_PEER_ACCESS))
+            self._imported.append(at)
+            return at
+        if offer["device"] != self._device:  # a thread of this process: the same address, if the device may use it
+            try:
+                self._runtime.deviceEnablePeerAccess(offer["device"])
+            except self._runtime.CUDARuntimeError as error:
+                if error.status != _ALREADY_ENABLED:
+                    raise
+        return int(offer["at"])
+
+    def all_have_opened(self) -> None:
+        self._holding.unname()
+
+    # ---- going down ----
+
+    def let_go(self) -> None:
+        """Unmaps the peers' memory. No kernel of this rank may run any more."""
+        with suppress(self._runtime.CUDARuntimeError), self._on_device():  # else the context is lost, and they with it
+            while self._imported:
+                self._runtime.ipcCloseMemHandle(self._imported.pop())
+        self._holding.let_go()
+
+    def free(self) -> bool:
+        """Frees what peers had mapped, once all have let go. False if some have not within 2 s: then it stays until the
+        process ends, because a kernel of theirs may still store into it."""
+        self.let_go()
+        if not self._holding.all_let_go(_LET_GO_S):
+            return False
+        own, self._own = self._own, 0
+        if own:
+            with suppress(self._runtime.CUDARuntimeError), self._on_device():
+                self._runtime.free(own)
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """`access`: of direct.STORES, LOADS. `ranks_here`: ranks that share this rank's GPU, itself included."""
+
+    memory: PeerMemory
+    access: int
+    ranks_here: int
+
+
+def reach(exchange: Exchange, device: int, layout: Layout, session: str, timeout_s: float) -> Reached:
+    """Collective: takes this rank's memory, finds out what works between the GPUs, maps everybody's. Raises SetupError
+    on all ranks or on none, and then holds nothing."""
+    memory, offer, error = None, b"", None
+    try:
+        memory = PeerMemory(exchange.rank, device, layout, session)
+        offer = memory.offer()
+    except SetupError as failed:
+        error = str(failed)
+    try:
+        gather_errors(exchange, error, timeout_s)
+        assert memory is not None  # gather_errors raised otherwise
+        offers = [json.loads(one) for one in exchange.all_gather(offer, timeout_s)]
+        buses = [str(one["bus"]) for one in offers]
+        access = _access(exchange, buses, timeout_s)
+        try:
+            memory.open(offers)
+        except SetupError as failed:
+            error = str(failed)
+        gather_errors(exchange, error, timeout_s)
+        memory.all_have_opened()
+    except BaseException:
+        if memory is not None:
+            memory.free()
+        raise
+    return Reached(memory, access, buses.count(buses[exchange.rank]))
+
+
+def _access(exchange: Exchange, buses: list[str], timeout_s: float) -> int:
+    """Between different GPUs every rank tries its own accesses to all others; the worst counts for all. On one GPU
+    there is nothing to try: the handle opens or it does not."""
+    if len(set(buses)) == 1:
+        return LOADS
+    mine = buses[exchange.rank]
+    found = {other: verdict(mine, other) for other in sorted(set(buses) - {mine})}
+    told = exchange.all_gather(json.dumps(found).encode(), timeout_s + LIMIT_S * len(set(buses)))
+    return access_of(buses, [json.loads(one) for one in told])
+
+
+def access_of(buses: list[str], told: list[dict[str, dict[str, str]]]) -> int:
+    """What all ranks may do, of direct.STORES and LOADS, from what each rank (on GPU buses[rank]) found of every other
+    GPU: primitive -> what went wrong. Raises SetupError."""
+    wrong: dict[str, list[str]] = {one: [] for one in PRIMITIVES}
+    for rank, one in enumerate(told):
+        for other, primitives in one.items():
+            for primitive, why in primitives.items():
+                if why:
+                    wrong[primitive].append(f"from GPU {buses[rank]} to {other}: {why}")
+    fatal = [f"{one} {problem}" for one in ("stores", "flags", "graph") for problem in wrong[one]]
+    if fatal:
+        raise SetupError(
+            f"provider pcie does not work between these GPUs: {'; '.join(dict.fromkeys(fatal))}",
+            "set ROCE_RING_PROVIDER to shm; see whether ACS or the IOMMU redirects peer-to-peer traffic",
+        )
+    if wrong["loads"]:
+        log.warning("modes that read peers' memory are out: loads %s", "; ".join(dict.fromkeys(wrong["loads"])))
+        return STORES
+    return LOADS
