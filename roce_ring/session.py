@@ -185,6 +185,8 @@ class Session:
         fabric = fabric_of(self.provider, t.complete, any(way.hops > 1 for ways in t.paths for way in ways))
         here = Key(world=self.world, device=self.device.partition(":")[0])
         try:
+            if here.device not in ("cpu", "cuda"):  # no ladder is for it, but that is not what is wrong
+                raise SetupError(f"device is {self.device!r}, expected cpu, cuda or cuda:N")
             choice = choose(self.settings.ladder, fabric, here, self.settings.max_bytes)
         except RoceRingError as failed:
             error = str(failed)
