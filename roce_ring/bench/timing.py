@@ -27,6 +27,7 @@ class Times(msgspec.Struct):
     p99: float
     maximum: float
     samples: int
+    mean: float = 0.0
 
 
 def visit(
@@ -57,4 +58,4 @@ def visit(
 def summarize(per_rank: list[NDArray[np.int64]]) -> Times:
     us = np.max(per_rank, axis=0) / 1000
     p: Any = np.percentile(us, [50, 99])
-    return Times(float(us.min()), float(p[0]), float(p[1]), float(us.max()), len(us))
+    return Times(float(us.min()), float(p[0]), float(p[1]), float(us.max()), len(us), float(us.mean()))

@@ -24,6 +24,8 @@ def register(app: typer.Typer) -> None:
     )
     app.add_typer(ladder, rich_help_panel="Tune")
 
+    from .ladder_sweep import register as register_sweep
+
     @ladder.command()
     def show(
         which: Annotated[str, typer.Argument(metavar="[LADDER]", help="A file or a shipped one's name.")] = "",
@@ -113,6 +115,8 @@ def register(app: typer.Typer) -> None:
         marks = ["*" if c.chosen else "" for c in considered]
         rows = [(mark, c.mode, median, c.why) for mark, c, median in zip(marks, considered, us, strict=True)]
         print("\n" + text_table({"": "<", "mode": "<", "median": ">", "why": "<"}, rows))
+
+    register_sweep(ladder)
 
 
 def find(which: str) -> Ladder:

@@ -1,0 +1,111 @@
+"""A sweep on real ranks: what it writes is a ladder, and what was measured once is not measured again."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from roce_ring.bench.cases import Case
+from roce_ring.bench.check import Wrong
+from roce_ring.bench.job import Result, Row
+from roce_ring.bench.timing import Times
+from roce_ring.cli.main import main
+from roce_ring.errors import ConfigError
+from roce_ring.ladder.loading import load
+from roce_ring.ladder.model import Key
+from roce_ring.ladder.sweep import SIZES, candidates, cells, ladder_of, measure
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["roce-ring", "ladder", "sweep", *arguments])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        out = capsys.readouterr()
+        return int(caught.value.code or 0), out.out, out.err
+
+    return call
+
+
+@pytest.mark.parametrize(("provider", "fabric"), [("shm", "shm"), ("pcie", "pcie-hostbridge")])
+def test_a_sweep_writes_a_ladder(run: Run, tmp_path: Path, provider: str, fabric: str) -> None:
+    file = tmp_path / "mine.json"
+    arguments = ("--out", str(file), "--local", "2", "--iters", "10", "--sizes", "64,4K", "--provider", provider)
+    code, out, _ = run(*arguments)
+    assert code == 0
+    assert out.splitlines()[1].split()[0] == "64"
+    made = load(file)
+    assert (made.file.fabric, made.file.key, made.capacity) == (fabric, Key(world=2, device="cpu"), 1 << 30)
+    assert set(made.file.buckets[0].median_us) == set(candidates(fabric, 2))
+    assert not file.with_name("mine.json.part").exists()
+
+
+def row(mode: str, size: int, median: float, wrong: int = 0) -> Row:
+    times = Times(median, median, median, median, 10, median)
+    return Row(Case("all_reduce", "bfloat16", size, size // 2, mode), Wrong(wrong), times)
+
+
+def test_an_interrupted_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
+    keep, asked = tmp_path / "part", []
+
+    def work(sizes: list[int]) -> Result:
+        asked.append(sizes)
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        return Result(2, [], [row("full", size, 1.0) for size in sizes])
+
+    sizes = list(SIZES[:9])
+    with pytest.raises(KeyboardInterrupt):
+        list(measure(sizes, "a", keep, work))
+    with keep.open("ab") as file:
+        file.write(b'{"asked": "a", "siz')  # and the machine went down while it wrote
+    found = [row for _, rows in measure(sizes, "a", keep, work) for row in rows]
+    assert [one.case.bytes for one in found] == sizes
+    assert asked == [sizes[:6], sizes[6:], sizes[6:]]
+
+
+def test_another_sweeps_rest_is_not_mixed_in(tmp_path: Path) -> None:
+    keep = tmp_path / "part"
+    list(measure([64], "4 ranks", keep, lambda sizes: Result(4, [], [row("full", 64, 1.0)])))
+    with pytest.raises(ConfigError, match="is of another sweep"):
+        list(measure([64], "2 ranks", keep, lambda sizes: Result(2, [], [])))
+    keep.write_bytes(b"?\n")
+    with pytest.raises(ConfigError, match="no file of a sweep"):
+        list(measure([64], "2 ranks", keep, lambda sizes: Result(2, [], [])))
+
+
+def test_a_size_without_a_right_mode_ends_it() -> None:
+    with pytest.raises(ConfigError, match="no mode is right at 64 bytes"):
+        cells([row("full", 64, 1.0, wrong=1)], "shm", 2)
+
+
+def test_buckets_end_at_what_was_measured_and_the_last_goes_on() -> None:
+    rows = [row("full", 64, 1.0), row("ring", 64, 2.0), row("full", 4096, 5.0), row("ring", 4096, 4.0)]
+    file = ladder_of(cells(rows, "shm", 2), "shm", Key(world=2), "this test")
+    assert [(one.upto, one.profiles[0].mode, one.at_bytes) for one in file.buckets] == [
+        (64, "full", 64), (1 << 30, "ring", 4096),
+    ]  # fmt: skip
+    assert msgspec.json.decode(msgspec.json.encode(file), type=type(file)) == file
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "sweep needs to know where the ladder goes"),
+        (("--out", "/x", "--sizes", "17"), "17 is no multiple of 16 bytes"),
+        (("--out", "/x", "--dtype", "all"), "one dtype"),
+        (("--out", "/x", "--provider", "tcp"), "'tcp' is not one of shm, pcie"),
+        (("--out", "/nowhere/x", "--sizes", "64", "--local", "2", "--iters", "10"), "cannot be written"),
+    ],
+)
+def test_what_cannot_work_is_said(run: Run, arguments: tuple[str, ...], said: str) -> None:
+    code, _, err = run(*arguments)
+    assert code == 2
+    assert said in err
