@@ -115,8 +115,8 @@ class Session:
         self.host_layout = self._native.layout(self.world, 1) if in_device else self.layout
         self.memory: PeerMemory | None = None
         self.access = LOADS if self.provider == "pcie" else NO_ACCESS  # to peers' memory
+        self._fabric = ""  # its class, where more is known than paths tell
         self._data: list[int] = []  # pcie: where this rank's kernels see every rank's flags and slots
-        self._choose_ladder(exchange)
         here = self.hosts.count(self.hosts[self.rank])
         gather_errors(exchange, self._problem(exchange, here), MEETING_S)
         # One proxy thread and one caller per rank. Hyperthreads count as cores: the scheduler treats them so.
@@ -182,11 +182,11 @@ class Session:
     def _choose_ladder(self, exchange: Exchange) -> None:
         """Ranks that climb different ladders would run different collectives."""
         t, choice, error = self.topology, None, None
-        fabric = fabric_of(self.provider, t.complete, any(way.hops > 1 for ways in t.paths for way in ways))
+        fabric = self._fabric or fabric_of(
+            self.provider, t.complete, any(way.hops > 1 for ways in t.paths for way in ways)
+        )
         here = Key(world=self.world, device=self.device.partition(":")[0])
         try:
-            if here.device not in ("cpu", "cuda"):  # no ladder is for it, but that is not what is wrong
-                raise SetupError(f"device is {self.device!r}, expected cpu, cuda or cuda:N")
             choice = choose(self.settings.ladder, fabric, here, self.settings.max_bytes)
         except RoceRingError as failed:
             error = str(failed)
@@ -264,6 +264,7 @@ class Session:
             gather_errors(exchange, _error_of(lambda: self._open_gpu(first_seq)), _COMPILING_S)
         if self.provider == "pcie":
             self._reach_peers(exchange)
+        self._choose_ladder(exchange)
         gather_errors(exchange, _error_of(self._start), MEETING_S)
         self.control.start()
 
@@ -276,6 +277,7 @@ class Session:
 
         found = reach(exchange, self._gpu.device, self.layout, self.session_id.hex(), MEETING_S)
         self.memory, self.access, self._data = found.memory, found.access, found.memory.data
+        self._fabric = found.fabric if found.access == LOADS else "pcie-hostbridge"  # whose ladder reads nothing
         self._gpu.use_peers(found.ranks_here)
 
     def _open_gpu(self, first_seq: int) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 from ..direct import LOADS, STORES
 from ..errors import SetupError
 from ..exchange import Exchange, gather_errors
+from ..fabric.group import fabric_of_gpus
 from ..host import REGIONS
 from ..native import Layout
 from .holding import Holding
@@ -124,11 +125,13 @@ class PeerMemory:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """`access`: of direct.STORES, LOADS. `ranks_here`: ranks that share this rank's GPU, itself included."""
+    """`access`: of direct.STORES, LOADS. `ranks_here`: ranks that share this rank's GPU, itself included. `fabric`: the
+    class of all ranks' GPUs."""
 
     memory: PeerMemory
     access: int
     ranks_here: int
+    fabric: str
 
 
 def reach(exchange: Exchange, device: int, layout: Layout, session: str, timeout_s: float) -> Reached:
@@ -156,7 +159,7 @@ def reach(exchange: Exchange, device: int, layout: Layout, session: str, timeout
         if memory is not None:
             memory.free()
         raise
-    return Reached(memory, access, buses.count(buses[exchange.rank]))
+    return Reached(memory, access, buses.count(buses[exchange.rank]), fabric_of_gpus(buses))
 
 
 def _access(exchange: Exchange, buses: list[str], timeout_s: float) -> int:

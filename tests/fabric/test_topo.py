@@ -16,6 +16,7 @@ from roce_ring.cli.main import main
 from roce_ring.errors import ConfigError
 from roce_ring.fabric import config_space
 from roce_ring.fabric.draw import svg, text
+from roce_ring.fabric.group import fabric_of_gpus
 from roce_ring.fabric.snapshot import Function, load, parse, read
 from roce_ring.fabric.tree import Tree, redirects
 from tests.fabric.fake_sys import Sys, config_of
@@ -34,6 +35,16 @@ def test_gpus_of_one_quadrant_are_one_class_and_across_quadrants_another() -> No
     assert tree.fabric(group(tree, 12, 13, 14, 15, 16)) == "pcie-switch"
     assert tree.fabric(group(tree, 0, 4, 8, 12)) == "pcie-hostbridge"
     assert tree.fabric(group(tree, 0, 1, 2, 4)) == "pcie-hostbridge"  # the worst pair decides
+
+
+def test_a_session_finds_the_class_of_its_gpus(tmp_path: Path) -> None:
+    """Addresses as the CUDA driver writes them."""
+    Sys(tmp_path).show(two_sockets())
+    buses = [one.bdf for one in Tree(two_sockets()).gpus]
+    assert fabric_of_gpus([f"0000{buses[0].upper()}", buses[1]], tmp_path) == "pcie-switch"
+    assert fabric_of_gpus(buses[:3], tmp_path) == "pcie-hostbridge"
+    assert fabric_of_gpus(["0000:99:00.0"] * 4, tmp_path) == "pcie-switch"  # four ranks of one GPU
+    assert fabric_of_gpus([buses[0], "0000:99:00.0"], tmp_path) == "pcie-hostbridge"
 
 
 def test_what_nobody_says_is_taken_for_apart() -> None:
