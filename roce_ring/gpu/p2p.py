@@ -1,7 +1,9 @@
 """Do stores, loads and flags of one GPU reach another's memory? Tried with real kernels, in a child process that is
 given up after a time: what drivers and tables say about peer access is no proof, and a failed try may hang for good.
 
-    python -m roce_ring.gpu.p2p BUS_ID BUS_ID        # prints a JSON object: primitive -> what went wrong, or ""
+    python -m roce_ring.gpu.p2p BUS_ID BUS_ID...     # all ordered pairs; one alone is tried with itself
+
+prints a JSON object a pair: "from", "to", and for each primitive what went wrong, or "".
 """
 
 from __future__ import annotations
@@ -10,12 +12,14 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from typing import Any
 
 from .program import import_cupy
 
 PRIMITIVES = ("stores", "loads", "flags", "graph")
 LIMIT_S = 60.0
+ALREADY_ENABLED = 704  # cudaErrorPeerAccessAlreadyEnabled
 _UNITS = 1 << 16  # 16-byte units that are stored and loaded
 _ROUNDS = 200
 
@@ -57,38 +61,70 @@ extern "C" __global__ void ping_pong(u64 *theirs, u64 *mine, u64 first, unsigned
 """
 
 
-def verdict(mine: str, theirs: str) -> dict[str, str]:
-    """Of accesses from GPU `mine` to memory of GPU `theirs`, by PCI bus id: what went wrong with each of PRIMITIVES,
-    "" for nothing."""
+def verdicts(buses: list[str]) -> list[dict[str, str]]:
+    """Of every ordered pair of these GPUs, by PCI bus id: what main() prints."""
     # The child looks devices up by bus id, so it has to see all of them.
     environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
-    command = [sys.executable, "-m", "roce_ring.gpu.p2p", mine, theirs]
-    try:
-        ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    except subprocess.TimeoutExpired:
-        return dict.fromkeys(PRIMITIVES, f"hung for {LIMIT_S:g} s")
-    try:
-        found = json.loads(ran.stdout.splitlines()[-1])
-        return {one: str(found[one]) for one in PRIMITIVES}
-    except (IndexError, ValueError, KeyError, TypeError):
-        last = (ran.stderr.strip().splitlines() or ["no word"])[-1]
-        return dict.fromkeys(PRIMITIVES, f"the test ended with status {ran.returncode}: {last[:200]}")
+    command = [sys.executable, "-m", "roce_ring.gpu.p2p", *buses]
+    with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as errors:
+        try:
+            status = subprocess.run(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=errors,
+                timeout=LIMIT_S,
+                check=False,
+            ).returncode
+            why = f"the test ended with status {status}"
+        except subprocess.TimeoutExpired:
+            why = f"it, or a pair before it, hung for {LIMIT_S:g} s"
+        for file in (said, errors):
+            file.seek(0)
+        found = [json.loads(line) for line in said if line.startswith("{") and line.endswith("}\n")]
+        last = errors.read().strip().splitlines()[-1:]
+    told = {(one["from"], one["to"]) for one in found}
+    why += "".join(f": {line[:200]}" for line in last)
+    missing = [pair for pair in pairs(buses) if pair not in told]
+    return found + [{"from": a, "to": b, **dict.fromkeys(PRIMITIVES, why)} for a, b in missing]
+
+
+def pairs(buses: list[str]) -> list[tuple[str, str]]:
+    return [(a, b) for a in buses for b in buses if a != b or len(buses) == 1]
 
 
 class _Side:
-    """One GPU of the pair: memory that the other reaches, and streams to run on."""
+    """One GPU: memory that others reach, and a stream to run on."""
 
-    def __init__(self, cupy: Any, device: int, other: int) -> None:
-        self._cupy, self.device = cupy, device
+    def __init__(self, cupy: Any, bus: str) -> None:
+        self._cupy, self.device = cupy, cupy.cuda.runtime.deviceGetByPCIBusId(bus)
         with self.on():
-            if device != other:
-                cupy.cuda.runtime.deviceEnablePeerAccess(other)
             self.stream = cupy.cuda.Stream(non_blocking=True)
             self.memory, self.flags = cupy.zeros(_UNITS * 16, cupy.uint8), cupy.zeros(32, cupy.uint64)
             self.wrong = cupy.zeros(1, cupy.uint32)
             module = cupy.RawModule(code=_SOURCE, options=("-std=c++17",))
             self.kernels = {name: module.get_function(name) for name in ("fill", "check", "ping_pong")}
             cupy.cuda.runtime.deviceSynchronize()
+
+    def may_reach(self, other: _Side) -> bool:
+        """By the driver's word; only then is the rest tried."""
+        if self.device == other.device:
+            return True
+        runtime = self._cupy.cuda.runtime
+        if not runtime.deviceCanAccessPeer(self.device, other.device):
+            return False
+        with self.on():
+            try:
+                runtime.deviceEnablePeerAccess(other.device)
+            except runtime.CUDARuntimeError as error:
+                return int(error.status) == ALREADY_ENABLED
+        return True
+
+    def reset(self) -> None:
+        with self.on():
+            self.flags.fill(0)
+            self._cupy.cuda.runtime.deviceSynchronize()
 
     def on(self) -> Any:
         return self._cupy.cuda.Device(self.device)
@@ -115,6 +151,10 @@ def _said(wrong: int) -> str:
 
 
 def _try_all(cupy: Any, a: _Side, b: _Side) -> dict[str, str]:
+    if not (a.may_reach(b) and b.may_reach(a)):
+        return dict.fromkeys(PRIMITIVES, "the driver allows no peer access between them")
+    a.reset()
+    b.reset()
     u32, u64 = cupy.uint32, cupy.uint64
     units = u32(_UNITS)
     found = {}
@@ -149,12 +189,10 @@ def _try_all(cupy: Any, a: _Side, b: _Side) -> dict[str, str]:
 
 
 def main() -> int:
-    cupy = import_cupy()
-    a, b = (cupy.cuda.runtime.deviceGetByPCIBusId(bus) for bus in sys.argv[1:3])
-    if a != b and not cupy.cuda.runtime.deviceCanAccessPeer(a, b):
-        print(json.dumps(dict.fromkeys(PRIMITIVES, "the driver allows no peer access between them")))
-        return 0
-    print(json.dumps(_try_all(cupy, _Side(cupy, a, b), _Side(cupy, b, a))))
+    cupy, buses = import_cupy(), sys.argv[1:]
+    sides = {bus: _Side(cupy, bus) for bus in buses}
+    for a, b in pairs(buses):
+        print(json.dumps({"from": a, "to": b, **_try_all(cupy, sides[a], sides[b])}), flush=True)
     return 0
 
 

@@ -20,7 +20,7 @@ from ..fabric.group import fabric_of_gpus
 from ..host import REGIONS
 from ..native import Layout
 from .holding import Holding
-from .p2p import LIMIT_S, PRIMITIVES, verdict
+from .p2p import ALREADY_ENABLED, LIMIT_S, PRIMITIVES, verdicts
 from .program import import_cupy
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,6 @@ log = logging.getLogger(__name__)
 _PROCESS = os.urandom(16).hex()  # a forked child has the same, but another pid
 _LET_GO_S = 2.0
 _LAZY_PEER_ACCESS = 1
-_ALREADY_ENABLED = 704  # cudaErrorPeerAccessAlreadyEnabled
 
 
 class PeerMemory:
@@ -94,7 +93,7 @@ class PeerMemory:
             try:
                 self._runtime.deviceEnablePeerAccess(offer["device"])
             except self._runtime.CUDARuntimeError as error:
-                if error.status != _ALREADY_ENABLED:
+                if error.status != ALREADY_ENABLED:
                     raise
         return int(offer["at"])
 
@@ -163,32 +162,31 @@ def reach(exchange: Exchange, device: int, layout: Layout, session: str, timeout
 
 
 def _access(exchange: Exchange, buses: list[str], timeout_s: float) -> int:
-    """Between different GPUs every rank tries its own accesses to all others; the worst counts for all. On one GPU
-    there is nothing to try: the handle opens or it does not."""
-    if len(set(buses)) == 1:
+    """Between different GPUs rank 0 tries all pairs. On one GPU there is nothing to try: the handle opens or it does
+    not."""
+    gpus = sorted(set(buses))
+    if len(gpus) == 1:
         return LOADS
-    mine = buses[exchange.rank]
-    found = {other: verdict(mine, other) for other in sorted(set(buses) - {mine})}
-    told = exchange.all_gather(json.dumps(found).encode(), timeout_s + LIMIT_S * len(set(buses)))
-    return access_of(buses, [json.loads(one) for one in told])
+    found = verdicts(gpus) if exchange.rank == 0 else []
+    return access_of(json.loads(exchange.all_gather(json.dumps(found).encode(), timeout_s + LIMIT_S)[0]))
 
 
-def access_of(buses: list[str], told: list[dict[str, dict[str, str]]]) -> int:
-    """What all ranks may do, of direct.STORES and LOADS, from what each rank (on GPU buses[rank]) found of every other
-    GPU: primitive -> what went wrong. Raises SetupError."""
-    wrong: dict[str, list[str]] = {one: [] for one in PRIMITIVES}
-    for rank, one in enumerate(told):
-        for other, primitives in one.items():
-            for primitive, why in primitives.items():
-                if why:
-                    wrong[primitive].append(f"from GPU {buses[rank]} to {other}: {why}")
-    fatal = [f"{one} {problem}" for one in ("stores", "flags", "graph") for problem in wrong[one]]
+def access_of(found: list[dict[str, str]]) -> int:
+    """What all ranks may do, of direct.STORES and LOADS, after p2p.verdicts() of all pairs. Raises SetupError."""
+    wrong = {
+        primitive: [
+            f"{primitive} from GPU {one['from']} to {one['to']}: {one[primitive]}" for one in found if one[primitive]
+        ]
+        for primitive in PRIMITIVES
+    }
+    fatal = wrong["stores"] + wrong["flags"] + wrong["graph"]
     if fatal:
         raise SetupError(
-            f"provider pcie does not work between these GPUs: {'; '.join(dict.fromkeys(fatal))}",
+            f"provider pcie does not work between these GPUs: {'; '.join(fatal[:4])}"
+            + (f"; and {len(fatal) - 4} more" if len(fatal) > 4 else ""),
             "set ROCE_RING_PROVIDER to shm; see whether ACS or the IOMMU redirects peer-to-peer traffic",
         )
     if wrong["loads"]:
-        log.warning("modes that read peers' memory are out: loads %s", "; ".join(dict.fromkeys(wrong["loads"])))
+        log.warning("modes that read peers' memory are out: %s", "; ".join(wrong["loads"][:4]))
         return STORES
     return LOADS

@@ -98,17 +98,17 @@ def main() -> int:
     parser.add_argument("--report", type=Path)
     given = parser.parse_args()
     bus = cp.cuda.runtime.deviceGetPCIBusId(0)
-    verdict = p2p.verdict(bus, bus)
+    (verdict,) = p2p.verdicts([bus])
     barrier = barrier_us(given.replays)
     big = 1 << 28
     lines = [
         f"device: {cp.cuda.runtime.getDeviceProperties(0)['name'].decode()}",
-        f"p2p from {bus} to itself: " + ", ".join(f"{name} {why or 'works'}" for name, why in verdict.items()),
+        f"p2p from {bus} to itself: " + ", ".join(f"{name} {verdict[name] or 'works'}" for name in p2p.PRIMITIVES),
         f"barrier in a graph: {barrier:.2f} us; device copies {big / copy_us(big, 3) / 1e3:.0f} GB/s (bytes copied)",
     ]
     lines.append(f"{'mode':<20} {'bytes':>8} {'blocks':>6} {'us':>8} {'p99':>8} {'/barrier':>8} {'copy us':>8} wrong")
     print("\n".join(lines), flush=True)
-    wrong = sum(map(bool, verdict.values()))
+    wrong = sum(bool(verdict[name]) for name in p2p.PRIMITIVES)
     names = ["full", "payload_rsag"] if given.quick else [*modes(), GATHER]
     blocks = [int(b) for b in given.blocks.split(",")]
     side, rng = Side("direct", given.kernels, direct=True), np.random.default_rng(7)

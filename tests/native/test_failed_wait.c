@@ -129,6 +129,30 @@ static void a_launch_after_a_failure_touches_nothing(uint32_t blocks, uint32_t t
     rr_proxy_destroy(proxy);
 }
 
+/* Without a proxy a later launch must not even touch a peer's memory: by then the peer may have given it back. */
+static void a_direct_launch_after_a_failure_touches_no_peer(uint32_t blocks, uint32_t threads) {
+    rr_op op = open_rank(0);
+    op.deadline_ns = 30000000;
+    uint8_t *peer = calloc(1, op.layout.region_bytes), *before = malloc(op.layout.region_bytes);
+    CHECK(peer && before, "out of memory");
+    for (uint32_t p = 0; p < WORLD; p++) op.data[p] = p == op.rank ? op.region : (uint64_t)(uintptr_t)peer;
+    CHECK(rr_cpu_run(&op, blocks, threads) == RR_CPU_FAILED, "it did not fail");
+    CHECK(RR_ABORT_REASON(fault()) == RR_ERR_PEER_TIMEOUT && RR_ABORT_PATH(fault()) == 0, "fault word %llx",
+          (unsigned long long)fault());
+    check_left_clean(0);
+    memcpy(before, peer, op.layout.region_bytes);
+    for (uint32_t i = 0; i < COUNT; i++) in[i] = -1;
+    for (uint32_t mode = RR_MODE_FULL; mode <= RR_MODE_BULK_PULL; mode++) {
+        if (mode == RR_MODE_HALVING) continue; /* not in a world of three */
+        op.mode = mode;
+        CHECK(rr_cpu_run(&op, blocks, threads) == RR_CPU_FAILED, "mode %u: a session that failed works again", mode);
+    }
+    CHECK(!memcmp(before, peer, op.layout.region_bytes), "a failed session stored into a peer's memory");
+    free(peer);
+    free(before);
+    rr_proxy_destroy(proxy);
+}
+
 /* The proxy may nap: a kernel that published looks, and wakes it. Without a lent thread, or the proxy having been
  * quicker. */
 static void publishing_rings_a_proxy_that_naps(uint32_t blocks, uint32_t threads) {
@@ -186,6 +210,7 @@ int main(void) {
         the_abort_word_ends_a_wait(blocks, threads);
         a_flag_of_another_operation_is_no_arrival(blocks, threads);
         a_launch_after_a_failure_touches_nothing(blocks, threads);
+        a_direct_launch_after_a_failure_touches_no_peer(blocks, threads);
         publishing_rings_a_proxy_that_naps(blocks, threads);
         ctrl_c_ends_a_long_wait(blocks, threads);
     }
