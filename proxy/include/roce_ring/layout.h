@@ -151,7 +151,7 @@ typedef struct rr_record {
     uint64_t first_command_ns; /* first write of the first command posted */
     uint64_t last_posted_ns;   /* first write of the last command posted */
     uint64_t completed_ns;     /* 0 while in flight */
-    uint32_t bytes;        /* payload bytes sent to all peers together */
+    uint32_t bytes;            /* payload bytes sent to all peers together */
     uint16_t commands;
     uint16_t late_peers; /* ranks reported late during this operation, as a mask */
     uint8_t mode;
