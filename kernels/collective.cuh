@@ -50,7 +50,6 @@ RR_FN bool rr_begin(rr_ctx &c) {
     c.first_round = state->rounds;
     c.first_publish = state->publishes;
     c.publishes = c.rounds = c.commands = c.committed = 0;
-    c.direct = c.op->data[c.op->rank] != 0;
     c.notes = 0;
     /* Where parts follow each other, block 0 has its hands full with telling when each is there. */
     bool only_talks = c.op->pieces > 1 && c.blocks > 1;

@@ -29,6 +29,7 @@ template <typename T> static void run(rr_ctx &c) {
 extern "C" bool RR_JOIN(rr_cpu_thread_, RR_CPU_ISA)(const rr_op *op, rr_cpu_place place) {
     rr_ctx c = {};
     c.op = op, c.barrier = place.barrier;
+    c.direct = op->data[op->rank] != 0;
     c.tid = place.tid, c.threads = place.threads, c.block = place.block, c.blocks = place.blocks;
     if (op->dtype == RR_FLOAT16)
         run<rr_f16>(c);

@@ -27,7 +27,7 @@ struct rr_ctx {
     uint32_t tid, threads, block, blocks;
     uint32_t publishes, rounds, commands, committed;
     uint32_t worker, workers; /* this block's share of copying and adding; worker == workers: none */
-    bool direct;              /* blocks store into peers' memory themselves: no proxy moves anything */
+    bool direct;              /* blocks store into peers' memory themselves; on a GPU known when a kernel is compiled */
     uint64_t notes;           /* direct: flags that the next publish raises, rr_note() by rr_note() */
     uint64_t seq, first_command, first_round, first_publish; /* `first`: this operation's, in the session's count */
     bool failed;

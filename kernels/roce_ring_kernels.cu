@@ -5,9 +5,10 @@
 
 #define RR_THREADS 512 /* upper bound of a block; launch with a multiple of 32 */
 
-static __device__ __forceinline__ rr_ctx rr_ctx_of(const rr_op *op) {
+static __device__ __forceinline__ rr_ctx rr_ctx_of(const rr_op *op, bool direct) {
     rr_ctx c;
     c.op = op;
+    c.direct = direct;
     c.tid = threadIdx.x;
     c.threads = blockDim.x;
     c.block = blockIdx.x;
@@ -16,20 +17,37 @@ static __device__ __forceinline__ rr_ctx rr_ctx_of(const rr_op *op) {
     return c;
 }
 
-#define RR_KERNEL(name, body)                                                                                          \
+#define RR_KERNEL(name, direct, body)                                                                                  \
     extern "C" __global__ void __launch_bounds__(RR_THREADS, 1) name(const __grid_constant__ rr_op op) {               \
-        rr_ctx c = rr_ctx_of(&op);                                                                                     \
+        rr_ctx c = rr_ctx_of(&op, direct);                                                                             \
         body(c);                                                                                                       \
     }
 
-#define RR_KERNELS_OF(type, T)                                                                                         \
-    RR_KERNEL(rr_full_##type, rr_full<T>)                                                                              \
-    RR_KERNEL(rr_payload_rsag_##type, rr_rsag<T>)                                                                      \
-    RR_KERNEL(rr_reduce_scatter_##type, rr_reduce_scatter<T>)                                                          \
-    RR_KERNEL(rr_lanes_##type, rr_lanes<T>)                                                                            \
-    RR_KERNEL(rr_pull_##type, rr_pull<T>)
+/* With a proxy and without ("direct") are two sets, because a kernel that could do both would need the registers of
+ * both. Whoever compiles for a session asks for one of them; whoever only checks gets both. */
+#ifndef RR_SETS
+#define RR_SETS 3 /* 1: with a proxy; 2: direct */
+#endif
 
-RR_KERNELS_OF(float32, rr_f32)
-RR_KERNELS_OF(float16, rr_f16)
-RR_KERNELS_OF(bfloat16, rr_bf16)
-RR_KERNEL(rr_all_gather_bytes, rr_all_gather)
+#define RR_KERNELS_OF(type, T, how, direct)                                                                            \
+    RR_KERNEL(rr_full_##how##type, direct, rr_full<T>)                                                                 \
+    RR_KERNEL(rr_payload_rsag_##how##type, direct, rr_rsag<T>)                                                         \
+    RR_KERNEL(rr_reduce_scatter_##how##type, direct, rr_reduce_scatter<T>)                                             \
+    RR_KERNEL(rr_lanes_##how##type, direct, rr_lanes<T>)
+
+#if RR_SETS & 1
+RR_KERNELS_OF(float32, rr_f32, , false)
+RR_KERNELS_OF(float16, rr_f16, , false)
+RR_KERNELS_OF(bfloat16, rr_bf16, , false)
+RR_KERNEL(rr_all_gather_bytes, false, rr_all_gather)
+#endif
+
+#if RR_SETS & 2
+RR_KERNELS_OF(float32, rr_f32, direct_, true)
+RR_KERNELS_OF(float16, rr_f16, direct_, true)
+RR_KERNELS_OF(bfloat16, rr_bf16, direct_, true)
+RR_KERNEL(rr_all_gather_direct_bytes, true, rr_all_gather)
+RR_KERNEL(rr_pull_direct_float32, true, rr_pull<rr_f32>)
+RR_KERNEL(rr_pull_direct_float16, true, rr_pull<rr_f16>)
+RR_KERNEL(rr_pull_direct_bfloat16, true, rr_pull<rr_bf16>)
+#endif

@@ -284,7 +284,7 @@ class Session:
         from .gpu.executor import GpuExecutor, device_number
 
         number = device_number(self.device)
-        self._gpu = GpuExecutor(number, self.region, self.host_layout.region_bytes, first_seq)
+        self._gpu = GpuExecutor(number, self.region, self.host_layout.region_bytes, first_seq, self.provider == "pcie")
         self.device = f"cuda:{number}"
 
     def _prove(self, exchange: Exchange) -> None:

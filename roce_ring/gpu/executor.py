@@ -50,9 +50,10 @@ def device_number(device: str) -> int:
 class GpuExecutor:
     """Not thread-safe: the session's lock is held around every call but capturing()."""
 
-    def __init__(self, device: int, region: int, region_bytes: int, first_seq: int) -> None:
+    def __init__(self, device: int, region: int, region_bytes: int, first_seq: int, direct: bool) -> None:
         """Everything that a launch may need is loaded here and launched once, so that nothing is loaded, compiled or
-        allocated in a capture. Raises SetupError or CudaError."""
+        allocated in a capture. `direct`: kernels reach peers' memory themselves; use_peers() comes before the first
+        launch. Raises SetupError or CudaError."""
         self._cuda, self._cupy, self.device = driver(), import_cupy(), device
         self._region = 0
         self._stream = self._event = 0
@@ -61,10 +62,10 @@ class GpuExecutor:
         with self._cupy.cuda.Device(device):
             self._cupy.cuda.runtime.free(0)  # makes the context
             self.context = self._cuda.current_context()
-            self._program = program(device)
+            self._program = program(device, direct)
             self.name = self._program.name
             self._room = self._check_room()
-            self._direct, self._most_blocks = False, MAX_BLOCKS
+            self._direct, self._most_blocks = direct, MAX_BLOCKS
             self._cuda.register(region, region_bytes)
             self._region = region
             self._stream, self._event = self._cuda.new_stream(), self._cuda.new_event()
@@ -85,8 +86,7 @@ class GpuExecutor:
         return int(self._state.data.ptr)
 
     def use_peers(self, ranks_here: int) -> None:
-        """The blocks reach peers' memory themselves. `ranks_here`: ranks on this GPU, whose blocks all run at once."""
-        self._direct = True
+        """`ranks_here`: ranks on this GPU, whose blocks all run at once."""
         self._most_blocks = max(1, min(MAX_BLOCKS_DIRECT, self._room // ranks_here))
 
     def _check_room(self) -> int:

@@ -44,40 +44,51 @@ def key_of(kind: int, mode: int, dtype: int) -> Key:
     return kind, mode if kind == ALL_REDUCE else 0, dtype if kind != ALL_GATHER else 0
 
 
-def kernel_names() -> dict[Key, str]:
-    names: dict[Key, str] = {(ALL_GATHER, 0, 0): "rr_all_gather_bytes"}
+def kernel_names(direct: bool) -> dict[Key, str]:
+    """`direct`: of the set whose kernels reach peers' memory themselves."""
+    how = "direct_" if direct else ""
+    names: dict[Key, str] = {(ALL_GATHER, 0, 0): f"rr_all_gather_{how}bytes"}
     for dtype, number in DTYPES.items():
-        names[REDUCE_SCATTER, 0, number] = f"rr_reduce_scatter_{dtype}"
+        names[REDUCE_SCATTER, 0, number] = f"rr_reduce_scatter_{how}{dtype}"
         for mode in modes().values():
-            names[ALL_REDUCE, mode.value, number] = f"rr_{_KERNEL_OF_MODE.get(mode.name, 'lanes')}_{dtype}"
+            if direct or not mode.access:
+                kernel = _KERNEL_OF_MODE.get(mode.name, "lanes")
+                names[ALL_REDUCE, mode.value, number] = f"rr_{kernel}_{how}{dtype}"
     return names
 
 
-def compile_kernels(kernels: Path, headers: Path) -> dict[Key, tuple[Any, int]]:
+def compile_kernels(kernels: Path, headers: Path, direct: bool = False) -> dict[Key, tuple[Any, int]]:
     """For the current device: what keeps the code loaded, and the kernel's handle. Raises SetupError with the
     compiler's words."""
+    names = kernel_names(direct)
     cupy = import_cupy()
     # CuPy's cache on disk knows the source it was given, not the headers that this source includes.
     digest = hashlib.sha256()
     for path in sorted([*kernels.iterdir(), *headers.rglob("*")]):
         if path.suffix in (".cuh", ".h", ".def"):
             digest.update(path.read_bytes())
-    options = ("-std=c++17", f"-I{kernels}", f"-I{headers}", f"-DRR_SOURCE_DIGEST=0x{digest.hexdigest()[:15]}")
+    options = (
+        "-std=c++17",
+        f"-I{kernels}",
+        f"-I{headers}",
+        f"-DRR_SOURCE_DIGEST=0x{digest.hexdigest()[:15]}",
+        f"-DRR_SETS={1 + direct}",
+    )
     try:
         module = cupy.RawModule(code=(kernels / _SOURCE).read_text(), options=options, backend="nvrtc")
         module.compile()
-        kernel = {name: module.get_function(name) for name in set(kernel_names().values())}
+        kernel = {name: module.get_function(name) for name in set(names.values())}
     except (OSError, cupy.cuda.compiler.CompileException, cupy.cuda.driver.CUDADriverError) as error:
         raise SetupError(f"the kernels do not compile: {str(error).strip()[-1500:]}") from error
-    return {key: (kernel[name], int(kernel[name].kernel.ptr)) for key, name in kernel_names().items()}
+    return {key: (kernel[name], int(kernel[name].kernel.ptr)) for key, name in names.items()}
 
 
 @cache
-def program(device: int) -> Program:
-    """Compiles, or loads what an earlier process compiled. Raises SetupError."""
+def program(device: int, direct: bool) -> Program:
+    """Compiles the set with a proxy or the direct one, or loads what an earlier process compiled. Raises SetupError."""
     cupy = import_cupy()
     with cupy.cuda.Device(device):
-        compiled = compile_kernels(_PACKAGE / "kernels", _PACKAGE / "_include")  # where a wheel puts them
+        compiled = compile_kernels(_PACKAGE / "kernels", _PACKAGE / "_include", direct)  # where a wheel puts them
         facts = cupy.cuda.runtime.getDeviceProperties(device)
     functions = {key: handle for key, (_, handle) in compiled.items()}
     return Program(compiled, functions, facts["multiProcessorCount"], facts["name"].decode())

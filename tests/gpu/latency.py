@@ -105,7 +105,7 @@ class Side:
     def __init__(self, name: str, kernels: Path, direct: bool = False) -> None:
         self.name = name
         began = time.perf_counter()
-        self._kernels = compile_kernels(kernels, ROOT / "proxy" / "include")
+        self._kernels = compile_kernels(kernels, ROOT / "proxy" / "include", direct)
         print(f"{name}: {kernels}, NVRTC {time.perf_counter() - began:.1f} s", flush=True)
         lib, session = rr.native(), time.time_ns()
         self.ranks = [Rank(r, session) for r in range(WORLD)]
