@@ -49,7 +49,7 @@ RR_FN bool rr_begin(rr_ctx &c) {
     c.first_command = state->commands;
     c.first_round = state->rounds;
     c.first_publish = state->publishes;
-    c.publishes = c.rounds = c.commands = c.committed = 0;
+    c.publishes = c.rounds = c.commands = c.committed = c.prefetched = 0;
     c.notes = 0;
     /* Where parts follow each other, block 0 has its hands full with telling when each is there. */
     bool only_talks = c.op->pieces > 1 && c.blocks > 1;
@@ -83,8 +83,27 @@ RR_FN void rr_fault(const rr_ctx &c, uint32_t reason, uint32_t src, uint32_t pha
     if (!rr_load_relaxed_sys(fault)) rr_store_release_sys(fault, RR_ABORT_WORD(reason, src, phase, path, c.seq));
 }
 
+/* After a look that found nothing: asks for the next piece of what the caller wants in the cache afterwards. Only a
+ * hint: whoever has nothing to wait for asks for nothing. `waiter`: the peers in block 0, then the other blocks, share
+ * out the pieces. */
+RR_FN void rr_prefetch(rr_ctx &c, uint32_t waiter) {
+    if (!c.op->prefetches) return;
+    uint64_t piece = (uint64_t)c.prefetched++ * (c.op->world - 2 + c.blocks) + waiter;
+    for (uint32_t i = 0; i < c.op->prefetches; i++) {
+        uint64_t bytes = c.op->prefetch_bytes[i], pieces = (bytes + RR_PREFETCH_PIECE - 1) / RR_PREFETCH_PIECE;
+        if (piece < pieces) {
+            uint64_t at = piece * RR_PREFETCH_PIECE, left = bytes - at;
+            rr_prefetch_piece(c.op->prefetch[i] + at,
+                              left < RR_PREFETCH_PIECE ? (uint32_t)left : (uint32_t)RR_PREFETCH_PIECE);
+            return;
+        }
+        piece -= pieces;
+    }
+    c.prefetched--; /* that was all */
+}
+
 /* Polls one flag until it says `seq`. Bounded by time, by the abort word and by its own sanity. */
-RR_FN bool rr_poll_flag(const rr_ctx &c, uint32_t src, uint32_t phase, uint32_t path) {
+RR_FN bool rr_poll_flag(rr_ctx &c, uint32_t src, uint32_t phase, uint32_t path) {
     const rr_layout &l = c.op->layout;
     const uint64_t *flag =
         (const uint64_t *)(rr_data(c) + rr_flag_offset(l.flags, (uint32_t)l.phases, src, rr_slot(c), phase, path));
@@ -120,6 +139,7 @@ RR_FN bool rr_poll_flag(const rr_ctx &c, uint32_t src, uint32_t phase, uint32_t 
                 break;
             }
         }
+        if (path == 0) rr_prefetch(c, src - (src > c.op->rank));
         rr_relax(c, polls, 1u << src);
     }
     rr_relaxed(c, polls, 1u << src);
@@ -141,7 +161,7 @@ RR_FN uint32_t rr_expected_paths(const rr_ctx &c, const rr_expect &e, uint32_t s
 }
 
 /* Block 0's threads share out (source, path) pairs. */
-RR_FN bool rr_poll_flags(const rr_ctx &c, const rr_expect &e) {
+RR_FN bool rr_poll_flags(rr_ctx &c, const rr_expect &e) {
     bool ok = true;
     for (uint32_t i = c.tid; i < c.op->world * RR_MAX_PATHS && ok; i += c.threads) {
         uint32_t src = i / RR_MAX_PATHS, path = i % RR_MAX_PATHS;
@@ -151,7 +171,7 @@ RR_FN bool rr_poll_flags(const rr_ctx &c, const rr_expect &e) {
 }
 
 /* Every other block waits for block 0's word. Bounded by what bounds block 0, and a second on top. */
-RR_FN bool rr_poll_ready(const rr_ctx &c) {
+RR_FN bool rr_poll_ready(rr_ctx &c) {
     const uint64_t *ready = &rr_state_of(c)->ready;
     uint64_t began = 0;
     for (uint32_t polls = 1;; polls++) {
@@ -164,6 +184,7 @@ RR_FN bool rr_poll_ready(const rr_ctx &c) {
             /* a round polls at most every peer, one after the other */
             if (now - began > c.op->world * c.op->deadline_ns + 1000000000ull) return false;
         }
+        rr_prefetch(c, c.op->world - 2 + c.block);
         rr_relax(c, polls, 0);
     }
 }
@@ -260,6 +281,20 @@ RR_FN bool rr_wait(rr_ctx &c, const rr_expect &a) {
     return rr_wait2(c, a, none);
 }
 
+/* What any block has written so far, every block may read after true. Nothing leaves this device by it, so there is no
+ * fence for the outside. Observers: every thread (block barrier) -> block 0 (`arrived`) -> every thread (`ready`). */
+RR_FN bool rr_blocks_meet(rr_ctx &c) {
+    bool ok = true;
+    rr_block_sync(c);
+    if (c.block == 0) {
+        if (c.tid >= rr_lead(c) && c.tid < rr_lead(c) + rr_lookouts()) ok = rr_lookouts_agree(rr_poll_arrived(c));
+    } else if (c.tid == rr_lead(c)) {
+        rr_store_release_dev(&rr_state_of(c)->arrived[c.block], c.first_publish + c.publishes + 1);
+    }
+    c.publishes++;
+    return rr_close_round(c, ok);
+}
+
 /* Every block passes here exactly once. Block 0 leaves the state as the next launch expects it: by now every block has
  * read it, and the next launch begins when all blocks have ended. */
 RR_FN void rr_end(rr_ctx &c) {
@@ -277,51 +312,13 @@ RR_FN void rr_end(rr_ctx &c) {
     rr_store_relaxed_sys(&rr_kernel_line_of(c)->seq_done, c.seq);
 }
 
-/* Input elements, at any address: not even a multiple of their size. */
+/* Elements of the input, and of the output. */
 template <typename T, uint32_t N> RR_FN void rr_load_in(const rr_ctx &c, uint64_t at, float (&v)[N], uint32_t n) {
-    const uint8_t *from = (const uint8_t *)c.op->in + at * sizeof(T);
-#if RR_GPU
-    if (n == N && (uint64_t)from % RR_PACK_BYTES == 0) {
-        rr_load_tile<T, N>(v, (const T *)from, n);
-    } else {
-#pragma unroll
-        for (uint32_t i = 0; i < N; i++) {
-            T one = {0};
-            if (i < n) one = rr_load_unaligned<T>(from + i * sizeof(T));
-            v[i] = rr_to_float(one);
-        }
-    }
-#else
-    if ((uint64_t)from % alignof(T)) {
-        T aligned[N];
-        memcpy(aligned, from, n * sizeof(T));
-        rr_load_tile<T, N>(v, aligned, n);
-        return;
-    }
-    rr_load_tile<T, N>(v, (const T *)from, n);
-#endif
+    rr_load_from<T>((const uint8_t *)c.op->in + at * sizeof(T), v, n);
 }
-
-/* Output elements, at any address. */
 template <typename T, uint32_t N>
 RR_FN void rr_store_out(const rr_ctx &c, uint64_t at, const float (&v)[N], uint32_t n) {
-    uint8_t *to = (uint8_t *)c.op->out + at * sizeof(T);
-    if ((uint64_t)to % sizeof(T)) {
-#if RR_GPU
-#pragma unroll
-        for (uint32_t i = 0; i < N; i++) {
-            T one;
-            rr_from_float(v[i], &one);
-            if (i < n) rr_store_unaligned<T>(to + i * sizeof(T), one);
-        }
-#else
-        T aligned[N];
-        rr_store_tile<T, N>(aligned, v, n);
-        memcpy(to, aligned, n * sizeof(T));
-#endif
-        return;
-    }
-    rr_store_tile<T, N>((T *)to, v, n);
+    rr_store_to<T>((uint8_t *)c.op->out + at * sizeof(T), v, n);
 }
 
 RR_FN uint32_t rr_wave_of(const rr_op *op) {

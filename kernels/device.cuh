@@ -26,6 +26,7 @@ struct rr_ctx {
     const rr_op *op;
     uint32_t tid, threads, block, blocks;
     uint32_t publishes, rounds, commands, committed;
+    uint32_t prefetched;      /* pieces that this thread has asked for */
     uint32_t worker, workers; /* this block's share of copying and adding; worker == workers: none */
     bool direct;              /* blocks store into peers' memory themselves; on a GPU known when a kernel is compiled */
     uint64_t notes;           /* direct: flags that the next publish raises, rr_note() by rr_note() */
@@ -102,6 +103,23 @@ RR_FN void rr_ring_doorbell(const rr_ctx &, uint64_t) {}
 /* Raises a flag in a peer's memory, behind rr_fence_block_to_system. */
 RR_FN void rr_raise(const rr_ctx &, uint32_t, uint64_t *flag, uint64_t value) { rr_store_fenced_sys(flag, value); }
 
+/* What a waiting thread asks for at a time: one instruction where the hardware copies in bulk (it then takes what is
+ * left of the piece to 16 bytes), else one a line. */
+#if __CUDA_ARCH__ >= 900
+#define RR_PREFETCH_PIECE 65536u
+RR_FN void rr_prefetch_piece(uint64_t at, uint32_t bytes) {
+    uint64_t begin = rr_round_up(at, 16), end = (at + bytes) & ~15ull;
+    if (begin < end)
+        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(begin), "r"((uint32_t)(end - begin))
+                     : "memory");
+}
+#else
+#define RR_PREFETCH_PIECE 2048u
+RR_FN void rr_prefetch_piece(uint64_t at, uint32_t bytes) {
+    for (uint32_t i = 0; i < bytes; i += 64) asm volatile("prefetch.global.L2 [%0];" ::"l"(at + i) : "memory");
+}
+#endif
+
 /* Peer data: never from a cache line that was filled before the flag was seen. */
 RR_FN rr_pack rr_load_pack(const void *p) {
     rr_pack v;
@@ -141,6 +159,10 @@ void rr_cpu_relax(const rr_op *op, uint32_t polls, uint32_t awaited);
 void rr_cpu_relaxed(const rr_op *op, uint32_t awaited);
 void rr_cpu_doorbell(uint32_t *napping);
 void rr_cpu_wake(uint32_t *sleeping, uint32_t rank);
+}
+#define RR_PREFETCH_PIECE 1024u
+RR_FN void rr_prefetch_piece(uint64_t at, uint32_t bytes) {
+    for (uint32_t i = 0; i < bytes; i += 64) __builtin_prefetch((const void *)(at + i));
 }
 RR_FN void rr_block_sync(const rr_ctx &c) {
     if (c.threads > 1) rr_cpu_block_sync(c.barrier);

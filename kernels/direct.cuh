@@ -12,12 +12,8 @@
 
 #include "collective.cuh"
 
-/* Direct: what any block has written so far, every block may read after true. */
-RR_FN bool rr_meet(rr_ctx &c) {
-    if (!c.direct) return true;
-    rr_publish(c);
-    return rr_close_round(c, true);
-}
+/* Direct: the blocks meet; a proxy needs no such thing. */
+RR_FN bool rr_meet(rr_ctx &c) { return !c.direct || rr_blocks_meet(c); }
 
 /* One range of this rank's slots to one peer. Direct: after rr_meet(). */
 RR_FN void rr_put(rr_ctx &c, uint32_t phase, uint32_t peer, uint64_t src, uint64_t dst, uint64_t bytes) {

@@ -87,6 +87,24 @@ RR_FN void rr_from_float(float v, rr_bf16 *x) {
     x->bits = (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? quiet : rounded);
 }
 
+/* A value as T holds it. */
+template <typename T> RR_FN float rr_rounded(float v) {
+    T x;
+    rr_from_float(v, &x);
+    return rr_to_float(x);
+}
+
+/* One rounding each on every machine: never fused with an addition that follows (CPU: -ffp-contract=off). */
+#if RR_GPU
+RR_FN float rr_square(float v) { return __fmul_rn(v, v); }
+RR_FN float rr_quotient(float a, float b) { return __fdiv_rn(a, b); }
+RR_FN float rr_root(float v) { return __fsqrt_rn(v); }
+#else
+RR_FN float rr_square(float v) { return v * v; }
+RR_FN float rr_quotient(float a, float b) { return a / b; }
+RR_FN float rr_root(float v) { return __builtin_sqrtf(v); }
+#endif
+
 /* Elements of a tile of T. `n` below is how many of them exist; buffers inside a region are padded to whole packs. */
 template <typename T> struct rr_tile_of {
 #if RR_GPU
@@ -149,16 +167,62 @@ template <typename P, uint32_t N> RR_FN void rr_add_tile(float (&v)[N], const P 
     for (uint32_t i = 0; i < N; i++) v[i] += w[i];
 }
 #else
-template <typename P, uint32_t N> RR_FN void rr_load_tile(float (&v)[N], const P *from, uint32_t n) {
+/* Always inlined: GCC otherwise folds tiles of different sizes into one function, and warns of the larger's bounds. */
+#define RR_TILE_FN RR_FN __attribute__((always_inline))
+template <typename P, uint32_t N> RR_TILE_FN void rr_load_tile(float (&v)[N], const P *from, uint32_t n) {
     for (uint32_t i = 0; i < n; i++) v[i] = rr_to_float(from[i]);
 }
 template <typename P, uint32_t N> RR_FN void rr_add_tile(float (&v)[N], const P *from, uint32_t n) {
     for (uint32_t i = 0; i < n; i++) v[i] += rr_to_float(from[i]);
 }
-template <typename P, uint32_t N> RR_FN void rr_store_tile(P *__restrict__ to, const float (&v)[N], uint32_t n) {
+template <typename P, uint32_t N> RR_TILE_FN void rr_store_tile(P *__restrict__ to, const float (&v)[N], uint32_t n) {
     for (uint32_t i = 0; i < n; i++) rr_from_float(v[i], &to[i]);
 }
 #endif
+
+/* `n` elements from any address: not even a multiple of their size. On a GPU the rest of `v` is 0. */
+template <typename T, uint32_t N> RR_FN void rr_load_from(const uint8_t *from, float (&v)[N], uint32_t n) {
+#if RR_GPU
+    if (n == N && (uint64_t)from % RR_PACK_BYTES == 0) {
+        rr_load_tile<T, N>(v, (const T *)from, n);
+    } else {
+#pragma unroll
+        for (uint32_t i = 0; i < N; i++) {
+            T one = {0};
+            if (i < n) one = rr_load_unaligned<T>(from + i * sizeof(T));
+            v[i] = rr_to_float(one);
+        }
+    }
+#else
+    if ((uint64_t)from % alignof(T)) {
+        T aligned[N];
+        memcpy(aligned, from, n * sizeof(T));
+        rr_load_tile<T, N>(v, aligned, n);
+        return;
+    }
+    rr_load_tile<T, N>(v, (const T *)from, n);
+#endif
+}
+
+/* To any address. */
+template <typename T, uint32_t N> RR_FN void rr_store_to(uint8_t *to, const float (&v)[N], uint32_t n) {
+    if ((uint64_t)to % sizeof(T)) {
+#if RR_GPU
+#pragma unroll
+        for (uint32_t i = 0; i < N; i++) {
+            T one;
+            rr_from_float(v[i], &one);
+            if (i < n) rr_store_unaligned<T>(to + i * sizeof(T), one);
+        }
+#else
+        T aligned[N];
+        rr_store_tile<T, N>(aligned, v, n);
+        memcpy(to, aligned, n * sizeof(T));
+#endif
+        return;
+    }
+    rr_store_tile<T, N>((T *)to, v, n);
+}
 
 /* Runs `body(begin, n)` over [0, count) elements in tiles, shared out over all threads of the launch. */
 #define RR_FOR_TILES(c, T, total, begin, n)                                                                            \

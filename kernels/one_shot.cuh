@@ -3,6 +3,7 @@
 #define ROCE_RING_ONE_SHOT_CUH
 
 #include "direct.cuh"
+#include "norm.cuh"
 
 #if RR_GPU
 /* How many sources' packs a thread asks for before it adds the first: a load over the bus takes longer than all else
@@ -118,6 +119,7 @@ template <typename T> RR_FN void rr_full(rr_ctx &c) {
         rr_also<T> nowhere = {nullptr, 0, 0};
         if (ok) rr_reduce_in_rank_order<T>(c, nullptr, at / sizeof(T), from, part / sizeof(T), at / sizeof(T), nowhere);
     }
+    rr_norm<T>(c);
     rr_end(c);
 }
 

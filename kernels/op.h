@@ -23,6 +23,9 @@ enum rr_mode {
 /* Most blocks of a launch. */
 #define RR_MAX_BLOCKS 64
 
+/* Most ranges that one launch prefetches. */
+#define RR_MAX_PREFETCH 8
+
 /* Lives in device memory (CPU: process memory), one per session. Only kernels touch it after it was zeroed. Nothing is
  * ever reset: every count goes on from launch to launch, so that launches of any grid may follow each other and nobody
  * has to wait for the last block out. The first line changes only when block 0 is through, which is after every block
@@ -75,6 +78,16 @@ typedef struct rr_op {
     uint64_t data[RR_MAX_WORLD];
     uint32_t tag;    /* what else all ranks must share: the caller's hash of shape and dtype name */
     uint32_t pieces; /* full, full_phased: parts that travel one behind the other; 0 and 1 are the same */
+    /* Residual add and RMSNorm behind an all-reduce (norm.cuh): elements of a row, 0 for none; device addresses of the
+     * residual, which becomes the new one, and of the row of weights. */
+    uint64_t norm_row;
+    uint64_t norm_residual;
+    uint64_t norm_weight;
+    float norm_eps;
+    uint32_t prefetches; /* how many of: */
+    uint64_t
+        prefetch[RR_MAX_PREFETCH]; /* device addresses, read into the cache while there is nothing to do but wait */
+    uint64_t prefetch_bytes[RR_MAX_PREFETCH];
 } rr_op;
 
 /* clang-format off */
@@ -107,6 +120,13 @@ typedef struct rr_op {
     X(rr_op, data, 400, 128) \
     X(rr_op, tag, 528, 4) \
     X(rr_op, pieces, 532, 4) \
+    X(rr_op, norm_row, 536, 8) \
+    X(rr_op, norm_residual, 544, 8) \
+    X(rr_op, norm_weight, 552, 8) \
+    X(rr_op, norm_eps, 560, 4) \
+    X(rr_op, prefetches, 564, 4) \
+    X(rr_op, prefetch, 568, 64) \
+    X(rr_op, prefetch_bytes, 632, 64) \
     X(rr_device_state, seq, 0, 8) \
     X(rr_device_state, commands, 8, 8) \
     X(rr_device_state, publishes, 16, 8) \
@@ -115,7 +135,7 @@ typedef struct rr_op {
     X(rr_device_state, arrived, 128, 512) \
     X(rr_device_state, ready, 640, 8)
 #define RR_OP_STRUCTS(X) \
-    X(rr_op, 536) \
+    X(rr_op, 696) \
     X(rr_device_state, 768)
 /* clang-format on */
 RR_OP_FIELDS(RR_ASSERT_FIELD)
@@ -137,6 +157,7 @@ RR_SHARED_FN uint32_t rr_op_digest(const rr_op *op) {
         ((uint64_t)op->kind << 24 | op->mode << 16 | op->dtype << 8 | op->wave << 4 | op->fp32_partials) + op->world;
     h = (h ^ op->count ^ (uint64_t)op->tag << 32) * 0x9e3779b97f4a7c15ull;
     h = (h ^ h >> 29 ^ op->rows ^ (uint64_t)op->pieces << 32) * 0x9e3779b97f4a7c15ull;
+    h = (h ^ h >> 29 ^ op->norm_row) * 0x9e3779b97f4a7c15ull;
     if (op->kind == RR_ALL_GATHER)
         for (uint32_t p = 0; p < op->world; p++) h = (h ^ h >> 29 ^ op->width[p]) * 0x9e3779b97f4a7c15ull;
     return (uint32_t)(h >> 48);

@@ -46,6 +46,7 @@ template <typename T> RR_FN void rr_pull(rr_ctx &c) {
             }
         }
     }
+    rr_norm<T>(c);
     rr_end(c);
 }
 

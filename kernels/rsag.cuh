@@ -114,6 +114,7 @@ template <typename T> RR_FN void rr_rsag(rr_ctx &c) {
     for (uint32_t i = 0; i < parts && ok; i++) ok = rr_scatter<T>(c, rr_part_of<T>(c.op, parts, i));
     for (uint32_t i = 0; i < parts && ok; i++) ok = rr_reduce_and_share<T>(c, rr_part_of<T>(c.op, parts, i), results);
     for (uint32_t i = 0; i < parts && ok; i++) ok = rr_take_results<T>(c, rr_part_of<T>(c.op, parts, i), results);
+    rr_norm<T>(c);
     rr_end(c);
 }
 

@@ -27,6 +27,8 @@ template <typename T> RR_FN void rr_lanes(rr_ctx &c) {
 static inline const char *rr_op_refusal(const rr_op *op) {
     uint32_t world = op->world;
     uint64_t size = rr_dtype_bytes(op->dtype), slot = op->layout.slot_bytes;
+    if (op->norm_row && op->kind != RR_ALL_REDUCE) return "only an all-reduce takes a norm";
+    if (op->prefetches > RR_MAX_PREFETCH) return "more ranges to prefetch than an operation takes";
     if (world < 2 || world > RR_MAX_WORLD || op->rank >= world) return "world or rank is out of range";
     if (op->kind == RR_ALL_GATHER) {
         if (!op->rows) return "an all-gather needs at least one row";
@@ -46,6 +48,9 @@ static inline const char *rr_op_refusal(const rr_op *op) {
     if (op->kind != RR_ALL_REDUCE) return "unknown kind of operation";
     if (op->pieces > 1 && op->mode != RR_MODE_FULL && op->mode != RR_MODE_FULL_PHASED)
         return "only the one-shot modes travel in pieces";
+    if (op->norm_row && (op->mode == RR_MODE_RING || op->mode == RR_MODE_RING_BIDIR || op->mode == RR_MODE_HALVING))
+        return "a norm needs a mode that adds raw contributions";
+    if (op->norm_row && op->count % op->norm_row) return "a norm needs whole rows";
     if (op->mode >= RR_MODE_BULK_PUSH && !op->data[op->rank]) return "this mode needs the peers' memory: provider pcie";
     uint64_t partial = op->fp32_partials ? 4 : size,
              half = rr_chunk_count(rr_round_up((op->count + 1) / 2, 16 / size), world, op->dtype);

@@ -12,6 +12,7 @@ from typing import Any
 
 from .errors import ConfigError, RoceRingError, UnsupportedError
 from .exchange import Exchange, RendezvousExchange, Tls, TorchExchange, gather_errors
+from .fused import add_norm, add_prefetch
 from .modes import mode as mode_by_name
 from .native import ALL_GATHER, ALL_REDUCE, DTYPES, MAX_WORLD, REDUCE_SCATTER, WAVE_ALL, WAVE_TWO
 from .session import Session
@@ -172,12 +173,27 @@ class AllReduce:
 
     # ---- operations ----
 
-    def all_reduce(self, x: Any, out: Any = None, *, mode: str | None = None, fp32_partials: bool = False) -> Any:
+    def all_reduce(
+        self,
+        x: Any,
+        out: Any = None,
+        *,
+        mode: str | None = None,
+        fp32_partials: bool = False,
+        residual: Any = None,
+        norm_weight: Any = None,
+        eps: float = 1e-6,
+        prefetch: Sequence[Any] = (),
+    ) -> Any:
         """The sum of x over all ranks, in `out` (same shape and dtype; may be x itself), or in a new tensor.
 
         `mode`: one of modes.modes(); None or "auto" takes the settings' (by default the best for the size).
         `fp32_partials`: modes that pass partial sums on carry a 16-bit dtype's as fp32, for
-        twice the bytes and one rounding."""
+        twice the bytes and one rounding.
+        `residual` (like x) and `norm_weight` (like one row of x, the last dimension): adds the sum to the residual in
+        place, and returns (RMSNorm of that with `eps`, in `out`; the residual). Same launch, same bits on all ranks.
+        `prefetch`: up to 8 tensors that are read next, such as the next layer's weights. What fits the cache is asked
+        for while the operation waits for its peers. They must live as long as a graph that this call is captured in."""
         t = self._checked(x, self.settings.max_bytes, "all_reduce")
         out, to = self._out(x, t, out, t.shape, "all_reduce")
         if 0 < abs(to.pointer - t.pointer) < t.bytes:  # ring modes would overwrite input that they still need
@@ -191,8 +207,15 @@ class AllReduce:
         op = self.session.op()
         op.kind, op.mode, op.dtype, op.count = ALL_REDUCE, chosen.value, DTYPES[t.dtype], t.count
         op.fp32_partials = int(fp32_partials and chosen.partials and t.dtype != "float32")
-        self._launch(op, t, to, (t.dtype, t.shape))
-        return out
+        same: tuple[object, ...] = (t.dtype, t.shape)
+        fused = residual is not None or norm_weight is not None
+        if fused:
+            add_norm(op, t, to, chosen, residual, norm_weight, eps)
+            same = (*same, eps)
+        if prefetch:
+            add_prefetch(op, prefetch, self.session.device, self.session.prefetch_bytes)
+        self._launch(op, t, to, same)
+        return (out, residual) if fused else out
 
     def choose_mode(self, size_bytes: int) -> str:
         """The mode that all_reduce takes for a payload of this size: the settings', or the ladder's."""

@@ -13,6 +13,7 @@ from .errors import SetupError
 
 MAX_WORLD = 16
 MAX_PATHS = 4
+MAX_PREFETCH = 8
 RECORDS = 256
 NOBODY = 0xFF
 
@@ -162,6 +163,13 @@ class Op(ct.Structure):
         ("data", _u64 * MAX_WORLD),
         ("tag", _u32),
         ("pieces", _u32),
+        ("norm_row", _u64),
+        ("norm_residual", _u64),
+        ("norm_weight", _u64),
+        ("norm_eps", ct.c_float),
+        ("prefetches", _u32),
+        ("prefetch", _u64 * MAX_PREFETCH),
+        ("prefetch_bytes", _u64 * MAX_PREFETCH),
     ]
 
 
@@ -174,7 +182,8 @@ def describe_op(op: Op) -> str:
     if op.kind == REDUCE_SCATTER:
         return f"a reduce_scatter of {op.world} x {op.count} {dtype}"
     modes = [line.split(" ")[1].lower() for line in native().kernels.rr_mode_table().decode().splitlines()]
-    return f"an all_reduce of {op.count} {dtype} in mode {modes[op.mode - 1]}"
+    norm = f" with a norm of rows of {op.norm_row}" if op.norm_row else ""
+    return f"an all_reduce of {op.count} {dtype} in mode {modes[op.mode - 1]}{norm}"
 
 
 class DeviceState(ct.Structure):

@@ -66,6 +66,7 @@ _KERNEL_SPINS = 20_000
 _SLEEP_NS = {"shm": 1_000_000, "pcie": 1_000_000, "verbs": 500_000}
 _CROWDED_VERBS_NAP_US = 1000
 _COMPILING_S = 600.0  # the kernels, at a machine's first start
+_CPU_PREFETCH_BYTES = 1 << 20  # a second-level cache of most servers' cores
 _REPORT_NS = 20_000_000  # a wait shorter than this is nobody's business
 
 
@@ -315,6 +316,11 @@ class Session:
         gather_errors(exchange, error, MEETING_S)
 
     # ---- operations ----
+
+    @property
+    def prefetch_bytes(self) -> int:
+        """What one operation prefetches at most: more would drive out of the cache what it fetched first."""
+        return self._gpu.l2_bytes // 2 if self._gpu else _CPU_PREFETCH_BYTES
 
     def op(self) -> Op:
         """An rr_op with everything that is the same for all operations of this session."""

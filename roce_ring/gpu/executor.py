@@ -63,7 +63,7 @@ class GpuExecutor:
             self._cupy.cuda.runtime.free(0)  # makes the context
             self.context = self._cuda.current_context()
             self._program = program(device, direct)
-            self.name = self._program.name
+            self.name, self.l2_bytes = self._program.name, self._program.l2_bytes
             self._room = self._check_room()
             self._direct, self._most_blocks = direct, MAX_BLOCKS
             self._cuda.register(region, region_bytes)

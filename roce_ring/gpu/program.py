@@ -37,6 +37,7 @@ class Program:
     loaded: Any  # keeps the code loaded
     functions: dict[Key, int]
     multiprocessors: int
+    l2_bytes: int
     name: str
 
 
@@ -91,7 +92,7 @@ def program(device: int, direct: bool) -> Program:
         compiled = compile_kernels(_PACKAGE / "kernels", _PACKAGE / "_include", direct)  # where a wheel puts them
         facts = cupy.cuda.runtime.getDeviceProperties(device)
     functions = {key: handle for key, (_, handle) in compiled.items()}
-    return Program(compiled, functions, facts["multiProcessorCount"], facts["name"].decode())
+    return Program(compiled, functions, facts["multiProcessorCount"], facts["l2CacheSize"], facts["name"].decode())
 
 
 def import_cupy() -> Any:

@@ -20,6 +20,8 @@ SCRIPTS = (
     (["graphs.py", "--provider", "pcie"], ["--replays", "1000"]),
     (["bounds.py"], []),
     (["bounds.py", "--provider", "pcie"], []),
+    (["fused.py"], ["--only", "exact"]),
+    (["fused.py", "--provider", "pcie", "--only", "exact"], []),
     (["latency.py"], ["--quick"]),
     (["peer.py"], ["--quick"]),
 )

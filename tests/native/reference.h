@@ -71,4 +71,35 @@ static inline float sum_in_rank_order(const float *const *inputs, uint32_t world
     return sum;
 }
 
+/* What norm.cuh promises for one row of `n` sums: `h` holds the residual and becomes the new one, `out` the output. An
+ * fp32 after every step, as above. */
+static inline void norm_row(uint32_t dtype, const float *sum, float *h, const float *weight, float eps, uint64_t n,
+                            float *out) {
+    volatile float lane[512] = {0}, v;
+    uint32_t pack = 16 / format_of(dtype).bytes;
+    uint8_t bits[4];
+    for (uint64_t i = 0; i < n; i++) {
+        v = sum[i] + h[i];
+        encode(dtype, v, bits);
+        h[i] = decode(dtype, bits);
+        v = h[i] * h[i];
+        lane[i / pack % 512] = lane[i / pack % 512] + v;
+    }
+    for (uint32_t group = 0; group < 512; group += 32)
+        for (uint32_t apart = 16; apart; apart /= 2)
+            for (uint32_t i = group; i < group + apart; i++) lane[i] = lane[i] + lane[i + apart];
+    for (uint32_t apart = 256; apart >= 32; apart /= 2)
+        for (uint32_t i = 0; i < apart; i += 32) lane[i] = lane[i] + lane[i + apart];
+    v = lane[0] / (float)n;
+    v = v + eps;
+    v = (float)sqrt((double)v); /* of an fp32, the double's root rounds to the fp32's */
+    v = 1.0f / v;
+    for (uint64_t i = 0; i < n; i++) {
+        volatile float scaled = h[i] * v;
+        scaled = scaled * weight[i];
+        encode(dtype, scaled, bits);
+        out[i] = decode(dtype, bits);
+    }
+}
+
 #endif

@@ -18,7 +18,8 @@ typedef struct test_case {
     uint32_t kind, mode, dtype, wave, fp32_partials, pieces;
     uint64_t count, rows;
     uint64_t width[RR_MAX_WORLD];
-    uint32_t whole; /* inputs are whole numbers: the answer is exact in every mode */
+    uint32_t whole;    /* inputs are whole numbers: the answer is exact in every mode */
+    uint64_t norm_row; /* elements; 0: no norm */
     uint32_t in_place;
     uint32_t in_skew, out_skew; /* bytes off a 64-byte boundary */
     uint32_t blocks, threads;
@@ -74,6 +75,8 @@ static bool guarded(const uint8_t *out, uint64_t bytes) {
     return true;
 }
 
+#define NORM_EPS 1e-5f
+
 /* How often block 0 speaks to the peers in a direct operation that serves one destination at a time; 0 for others. */
 static uint64_t phased_publishes(const test_case *t, const rr_op *op) {
     uint64_t each = op->world - 1, parts = op->layout.phases < 8 ? op->layout.phases / 2 : 4;
@@ -84,7 +87,8 @@ static uint64_t phased_publishes(const test_case *t, const rr_op *op) {
     return t->mode == RR_MODE_BULK_PUSH_PHASED ? parts * (2 * each + 1) : 0;
 }
 
-static void run_op(test_world *w, uint32_t rank, const test_case *t, const uint8_t *in, uint8_t *out) {
+static void run_op(test_world *w, uint32_t rank, const test_case *t, const uint8_t *in, uint8_t *out, uint8_t *residual,
+                   const uint8_t *weight) {
     rr_op op = world_op(w, rank);
     op.kind = t->kind, op.mode = t->mode, op.dtype = t->dtype, op.wave = t->wave, op.fp32_partials = t->fp32_partials;
     op.pieces = t->pieces;
@@ -92,12 +96,20 @@ static void run_op(test_world *w, uint32_t rank, const test_case *t, const uint8
     memcpy(op.width, t->width, sizeof op.width);
     op.in = (uint64_t)(uintptr_t)in;
     op.out = (uint64_t)(uintptr_t)out;
+    op.norm_row = t->norm_row, op.norm_residual = (uint64_t)(uintptr_t)residual;
+    op.norm_weight = (uint64_t)(uintptr_t)weight, op.norm_eps = NORM_EPS;
+    if (t->norm_row) { /* and something to fetch meanwhile, of which nothing may show */
+        op.prefetches = 2;
+        op.prefetch[0] = (uint64_t)(uintptr_t)weight + 1, op.prefetch_bytes[0] = 1;
+        op.prefetch[1] = (uint64_t)(uintptr_t)in, op.prefetch_bytes[1] = t->count;
+    }
     op.spins = t->spins;
     if (t->lend) op.lend = (uint64_t)(uintptr_t)rr_proxy_lend, op.proxy = (uint64_t)(uintptr_t)w->proxy[rank];
     rr_op_seal(&op);
     const char *refusal = rr_cpu_refusal(&op);
     CHECK(!refusal, WHERE(t, rank, 0));
     uint64_t before = w->state[rank].publishes, phased = w->direct ? phased_publishes(t, &op) : 0;
+    if (phased && t->norm_row && t->blocks > 1) phased++; /* before the norm all blocks meet */
     int result = rr_cpu_run(&op, t->blocks, t->threads);
     CHECK(!phased || w->state[rank].publishes - before == phased, WHERE(t, rank, w->state[rank].publishes - before));
     CHECK(result == RR_CPU_OK, WHERE(t, rank, rr_proxy_abort_word(w->proxy[rank])));
@@ -127,6 +139,48 @@ static void check_reduced(const test_world *w, uint32_t rank, const test_case *t
     }
 }
 
+/* Ranks have the same residual and weights, as ranks of one model do: then `out` and the new residual are the same,
+ * too. */
+static void norm_inputs(const test_case *t, float *residual, float *weight, uint8_t *residual_bits,
+                        uint8_t *weight_bits) {
+    uint32_t size = format_of(t->dtype).bytes;
+    for (uint64_t i = 0; i < t->count; i++) {
+        encode(t->dtype, input_value(t->seed, 20, i, 0), residual_bits + i * size);
+        residual[i] = decode(t->dtype, residual_bits + i * size);
+    }
+    for (uint64_t i = 0; i < t->norm_row; i++) {
+        encode(t->dtype, input_value(t->seed, 21, i, 0), weight_bits + i * size);
+        weight[i] = decode(t->dtype, weight_bits + i * size);
+    }
+}
+
+static void norm_case(test_world *w, uint32_t rank, const test_case *t, const float *const *inputs, const uint8_t *in,
+                      uint8_t *out) {
+    uint32_t size = format_of(t->dtype).bytes;
+    uint8_t *residual_room = room(t->count * size), *residual = residual_room + GUARD + t->out_skew,
+            *weight_room = room(t->norm_row * size), *weight_bits = weight_room + GUARD + t->in_skew;
+    float *h = malloc(t->count * sizeof *h), *weight = malloc(t->norm_row * sizeof *weight),
+          *sum = malloc(t->norm_row * sizeof *sum), *expected = malloc(t->norm_row * sizeof *expected);
+    norm_inputs(t, h, weight, residual, weight_bits);
+    guard(residual, t->count * size);
+    run_op(w, rank, t, in, out, residual, weight_bits);
+    CHECK(guarded(residual, t->count * size), WHERE(t, rank, 0));
+    for (uint64_t row = 0; row < t->count; row += t->norm_row) {
+        for (uint64_t i = 0; i < t->norm_row; i++) {
+            uint8_t bits[4];
+            encode(t->dtype, sum_in_rank_order(inputs, w->size, row + i), bits);
+            sum[i] = decode(t->dtype, bits);
+        }
+        norm_row(t->dtype, sum, h + row, weight, NORM_EPS, t->norm_row, expected);
+        for (uint64_t i = 0; i < t->norm_row; i++) {
+            uint64_t at = row + i;
+            CHECK(decode(t->dtype, residual + at * size) == h[at], WHERE(t, rank, at));
+            CHECK(decode(t->dtype, out + at * size) == expected[i], WHERE(t, rank, at));
+        }
+    }
+    free(residual_room), free(weight_room), free(h), free(weight), free(sum), free(expected);
+}
+
 static void reduce_case(test_world *w, uint32_t rank, const test_case *t, uint64_t *digest) {
     uint32_t size = format_of(t->dtype).bytes;
     uint64_t inputs_each = t->kind == RR_REDUCE_SCATTER ? t->count * w->size : t->count, bytes = inputs_each * size;
@@ -146,9 +200,13 @@ static void reduce_case(test_world *w, uint32_t rank, const test_case *t, uint64
     if (t->in_place) out_bytes = bytes;
     memset(out_room, 0xee, bytes + GUARD);
     guard(out, out_bytes);
-    run_op(w, rank, t, in, out);
+    if (t->norm_row) {
+        norm_case(w, rank, t, (const float *const *)inputs, in, out);
+    } else {
+        run_op(w, rank, t, in, out, NULL, NULL);
+        check_reduced(w, rank, t, (const float *const *)inputs, out);
+    }
     CHECK(guarded(out, out_bytes), WHERE(t, rank, 0));
-    check_reduced(w, rank, t, (const float *const *)inputs, out);
     *digest = t->kind == RR_REDUCE_SCATTER ? 0 : digest_of(out, t->count * size);
     for (uint32_t r = 0; r < w->size; r++) free(inputs[r]);
     free(in_room);
@@ -168,7 +226,7 @@ static void gather_case(test_world *w, uint32_t rank, const test_case *t, uint64
     memset(out, 0xee, t->rows * row);
     for (uint64_t i = 0; i < mine; i++) in[i] = gather_byte(t->seed, rank, i);
     guard(out, t->rows * row);
-    run_op(w, rank, t, in, out);
+    run_op(w, rank, t, in, out, NULL, NULL);
     CHECK(guarded(out, t->rows * row), WHERE(t, rank, 0));
     for (uint64_t r = 0, column = 0; r < t->rows; r++, column = 0)
         for (uint32_t src = 0; src < w->size; column += t->width[src++])
@@ -246,6 +304,20 @@ static void plan_reductions(plan *p, uint64_t *rng, uint32_t world, bool direct)
     }
 }
 
+/* Rows of one element, of a few packs, of more than the 512 lanes have in one go, and of no whole packs. */
+static void plan_norms(plan *p, uint64_t *rng, uint32_t world, bool direct) {
+    static const uint32_t rows[][2] = {{1, 7}, {64, 9}, {1003, 4}, {4800, 1}, {136, 31}, {2048, 2}};
+    for (uint32_t mode = RR_MODE_FULL; mode < sizeof modes / sizeof *modes; mode++) {
+        if (!modes[mode].raw || (modes[mode].access && !direct)) continue;
+        for (uint32_t c = 0; c < 6; c++) {
+            if ((UNDER_TSAN || quick()) && (c + mode + world) % 3) continue;
+            test_case *t = next_case(p, rng, world);
+            t->mode = mode, t->norm_row = rows[c][0], t->count = rows[c][0] * rows[c][1];
+            t->pieces = mode <= RR_MODE_FULL_PHASED ? rng_below(rng, 5) : 0;
+        }
+    }
+}
+
 static void plan_gathers(plan *p, uint64_t *rng, uint32_t world) {
     for (uint32_t c = 0; c < (quick() ? 4 : 12); c++) {
         test_case *t = next_case(p, rng, world);
@@ -263,6 +335,7 @@ static void run_world(uint32_t size, uint32_t paths, bool direct, uint64_t seed)
     uint64_t rng = seed;
     memset(&p, 0, sizeof p);
     plan_reductions(&p, &rng, size, direct);
+    plan_norms(&p, &rng, size, direct);
     plan_gathers(&p, &rng, size);
     world_configure(&w, size, CAPACITY);
     w.data = &p;
