@@ -21,6 +21,7 @@
 #define ROCE_RING_COLLECTIVE_CUH
 
 #include "numbers.cuh"
+#include "profile.cuh"
 
 RR_FN uint32_t rr_my_position(const rr_ctx &c) {
     uint32_t at = 0;
@@ -58,6 +59,7 @@ RR_FN bool rr_begin(rr_ctx &c) {
     c.failed = rr_load_relaxed_sys(&state->failed) != 0;
     if (!c.failed && c.block == 0 && c.tid == rr_lead(c))
         rr_store_relaxed_sys(&rr_kernel_line_of(c)->seq_started, c.seq);
+    rr_mark_begin(c);
     return !c.failed;
 }
 
@@ -227,6 +229,7 @@ RR_FN void rr_raise_noted(const rr_ctx &c, uint32_t note) {
 RR_FN void rr_publish(rr_ctx &c) {
     uint32_t lead = rr_lead(c);
     rr_block_sync(c);
+    rr_mark_work(c);
     if (c.block != 0) {
         if (c.tid == lead) {
             rr_fence_block_to_system();
@@ -248,6 +251,7 @@ RR_FN void rr_publish(rr_ctx &c) {
     c.committed = c.commands;
     c.notes = 0;
     c.publishes++;
+    rr_mark(c, command);
 }
 
 /* Ends a round: block 0 knows whether its polls went well (`ok`, per thread), the others learn it.
@@ -261,6 +265,7 @@ RR_FN bool rr_close_round(rr_ctx &c, bool ok) {
         if (c.tid == 0) ok = rr_poll_ready(c);
         ok = !rr_block_any(c, !ok);
     }
+    rr_mark(c, wait);
     c.rounds++;
     c.failed = !ok;
     return ok;
@@ -269,6 +274,7 @@ RR_FN bool rr_close_round(rr_ctx &c, bool ok) {
 /* Waits for one or two sets of messages and closes the round. After true, every thread may read what was waited for. */
 RR_FN bool rr_wait2(rr_ctx &c, const rr_expect &a, const rr_expect &b) {
     bool ok = true;
+    rr_mark_work(c);
     if (c.block == 0) {
         ok = rr_poll_flags(c, a);
         if (ok && b.peers) ok = rr_poll_flags(c, b);
@@ -299,6 +305,8 @@ RR_FN bool rr_blocks_meet(rr_ctx &c) {
  * read it, and the next launch begins when all blocks have ended. */
 RR_FN void rr_end(rr_ctx &c) {
     rr_block_sync(c);
+    rr_mark_work(c);
+    rr_mark_end(c);
     if (c.tid != rr_lead(c)) return;
     rr_device_state *state = rr_state_of(c);
     if (c.failed) rr_store_relaxed_sys(&state->failed, 1);

@@ -24,11 +24,13 @@ typedef struct rr_cpu_place {
 
 /* Runs one collective to its end on `blocks` x `threads` CPU threads: 1 x 1 runs on the caller's. */
 RR_CPU_API int rr_cpu_run(const rr_op *op, uint32_t blocks, uint32_t threads);
+/* The same with the profiling build: op->state is an rr_profiled_state. */
+RR_CPU_API int rr_cpu_run_profiled(const rr_op *op, uint32_t blocks, uint32_t threads);
 /* Sets op->digest; before every launch of a new op, on CPU and GPU alike. */
 RR_CPU_API void rr_op_seal(rr_op *op);
 /* NULL, or one sentence why this op cannot run. A pure function of facts that all ranks share. */
 RR_CPU_API const char *rr_cpu_refusal(const rr_op *op);
-/* "struct field offset bytes" lines of rr_op and rr_device_state; "value name raw forwarding power_of_two partials
+/* "struct field offset bytes" lines of op.h and queue.h; "value name raw forwarding power_of_two partials
  * access meaning". */
 RR_CPU_API const char *rr_op_table(void);
 RR_CPU_API const char *rr_mode_table(void);

@@ -1,5 +1,6 @@
 // Runs the kernels on CPU threads: the grid, its barriers, and how a waiting thread gives its core away.
 #include "cpu.h"
+#include "queue.h"
 #include "run.cuh"
 
 #include <linux/futex.h>
@@ -10,12 +11,15 @@
 #include <time.h>
 #include <unistd.h>
 
-extern "C" bool rr_cpu_thread_baseline(const rr_op *op, rr_cpu_place place);
-#ifdef RR_CPU_HAVE_V3
-extern "C" bool rr_cpu_thread_v3(const rr_op *op, rr_cpu_place place);
-#endif
-
 typedef bool (*thread_fn)(const rr_op *, rr_cpu_place);
+
+#define RR_THREAD_FN(part) extern "C" bool rr_cpu_thread_##part(const rr_op *op, rr_cpu_place place);
+RR_THREAD_FN(baseline)
+RR_THREAD_FN(baseline_profiled)
+#ifdef RR_CPU_HAVE_V3
+RR_THREAD_FN(v3)
+RR_THREAD_FN(v3_profiled)
+#endif
 
 static bool have_v3() {
 #ifdef RR_CPU_HAVE_V3
@@ -26,11 +30,11 @@ static bool have_v3() {
 #endif
 }
 
-static thread_fn best() {
+static thread_fn best(bool profiled) {
 #ifdef RR_CPU_HAVE_V3
-    if (have_v3()) return rr_cpu_thread_v3;
+    if (have_v3()) return profiled ? rr_cpu_thread_v3_profiled : rr_cpu_thread_v3;
 #endif
-    return rr_cpu_thread_baseline;
+    return profiled ? rr_cpu_thread_baseline_profiled : rr_cpu_thread_baseline;
 }
 
 extern "C" const char *rr_cpu_isa(void) { return have_v3() ? "v3" : "baseline"; }
@@ -135,6 +139,7 @@ extern "C" void rr_cpu_doorbell(uint32_t *napping) {
 enum { GATE_SHUT, GATE_OPEN, GATE_CANCEL };
 
 struct job {
+    thread_fn run;
     const rr_op *op;
     rr_cpu_place place;
     const uint32_t *gate;
@@ -145,7 +150,7 @@ static void *job_main(void *arg) {
     job *j = (job *)arg;
     uint32_t gate;
     while ((gate = __atomic_load_n(j->gate, __ATOMIC_ACQUIRE)) == GATE_SHUT) sched_yield();
-    j->ok = gate == GATE_OPEN && best()(j->op, j->place);
+    j->ok = gate == GATE_OPEN && j->run(j->op, j->place);
     return nullptr;
 }
 
@@ -155,16 +160,16 @@ extern "C" void rr_op_seal(rr_op *op) { op->digest = rr_op_digest(op); }
 
 #define RR_CPU_MAX_THREADS 64
 
-extern "C" int rr_cpu_run(const rr_op *op, uint32_t blocks, uint32_t threads) {
+static int run_on(thread_fn run, const rr_op *op, uint32_t blocks, uint32_t threads) {
     if (rr_op_refusal(op) || !blocks || !threads || blocks > RR_CPU_MAX_THREADS / threads) return RR_CPU_REFUSED;
-    if (blocks * threads == 1) return best()(op, rr_cpu_place{0, 1, 0, 1, nullptr}) ? RR_CPU_OK : RR_CPU_FAILED;
+    if (blocks * threads == 1) return run(op, rr_cpu_place{0, 1, 0, 1, nullptr}) ? RR_CPU_OK : RR_CPU_FAILED;
     rr_block_barrier barriers[RR_CPU_MAX_THREADS] = {};
     job jobs[RR_CPU_MAX_THREADS] = {};
     pthread_t ids[RR_CPU_MAX_THREADS];
     uint32_t all = blocks * threads, created = 1, gate = GATE_SHUT;
     for (uint32_t i = 0; i < blocks; i++) barriers[i].threads = threads;
     for (uint32_t i = 0; i < all; i++)
-        jobs[i] = job{op, {i % threads, threads, i / threads, blocks, &barriers[i / threads]}, &gate, false};
+        jobs[i] = job{run, op, {i % threads, threads, i / threads, blocks, &barriers[i / threads]}, &gate, false};
     while (created < all && !pthread_create(&ids[created], nullptr, job_main, &jobs[created])) created++;
     __atomic_store_n(&gate, created == all ? GATE_OPEN : GATE_CANCEL, __ATOMIC_RELEASE);
     job_main(&jobs[0]);
@@ -176,10 +181,18 @@ extern "C" int rr_cpu_run(const rr_op *op, uint32_t blocks, uint32_t threads) {
     return created < all ? RR_CPU_REFUSED : ok ? RR_CPU_OK : RR_CPU_FAILED;
 }
 
+extern "C" int rr_cpu_run(const rr_op *op, uint32_t blocks, uint32_t threads) {
+    return run_on(best(false), op, blocks, threads);
+}
+extern "C" int rr_cpu_run_profiled(const rr_op *op, uint32_t blocks, uint32_t threads) {
+    return run_on(best(true), op, blocks, threads);
+}
+
 extern "C" const char *rr_op_table(void) {
 #define LINE_FIELD(type, field, offset, bytes) #type " " #field " " #offset " " #bytes "\n"
 #define LINE_STRUCT(type, bytes) #type " - 0 " #bytes "\n"
-    return RR_OP_FIELDS(LINE_FIELD) RR_OP_STRUCTS(LINE_STRUCT);
+    return RR_OP_FIELDS(LINE_FIELD) RR_OP_STRUCTS(LINE_STRUCT) RR_QUEUE_FIELDS(LINE_FIELD)
+        RR_QUEUE_STRUCTS(LINE_STRUCT);
 }
 
 extern "C" const char *rr_mode_table(void) {

@@ -19,7 +19,18 @@
 #include <string.h>
 #endif
 
+#ifndef RR_PROFILE
+#define RR_PROFILE 0
+#endif
+
 struct rr_block_barrier; /* CPU only; cpu.cpp */
+
+#if RR_PROFILE
+struct rr_notes {
+    rr_profile profile;
+    uint64_t marked; /* when the part before was over */
+};
+#endif
 
 /* Where this thread stands, and how far this launch has come. Every thread counts rounds and commands alike. */
 struct rr_ctx {
@@ -33,6 +44,9 @@ struct rr_ctx {
     uint64_t seq, first_command, first_round, first_publish; /* `first`: this operation's, in the session's count */
     bool failed;
     struct rr_block_barrier *barrier;
+#if RR_PROFILE && !RR_GPU
+    rr_notes notes_of_time;
+#endif
 };
 
 RR_FN uint8_t *rr_region(const rr_ctx &c) { return (uint8_t *)c.op->region; }

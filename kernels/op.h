@@ -44,6 +44,26 @@ typedef struct rr_device_state {
     uint8_t reserved1[120];
 } rr_device_state;
 
+/* What a profiling build (profile.cuh) notes of one operation: nanoseconds of block 0's lead thread. */
+typedef struct rr_profile {
+    uint64_t seq;
+    uint64_t began_ns;
+    uint64_t stage_ns;   /* the payload's way to where it is sent from, or to the peers */
+    uint64_t command_ns; /* waiting for the other blocks, fence, commands or flags */
+    uint64_t wait_ns;    /* for the peers' flags */
+    uint64_t reduce_ns;  /* everything between and after waits: adding up, copying on and out */
+    uint8_t reserved[16];
+} rr_profile;
+
+/* Operations kept: more than the 40 that a benchmark puts into a graph. */
+#define RR_PROFILES 64
+
+/* A profiling session's state. */
+typedef struct rr_profiled_state {
+    rr_device_state state;
+    rr_profile profiles[RR_PROFILES]; /* operation seq at seq % RR_PROFILES */
+} rr_profiled_state;
+
 typedef struct rr_op {
     uint64_t in;     /* device address; any alignment the dtype allows */
     uint64_t out;    /* may equal `in` */
@@ -133,10 +153,20 @@ typedef struct rr_op {
     X(rr_device_state, rounds, 24, 8) \
     X(rr_device_state, failed, 32, 8) \
     X(rr_device_state, arrived, 128, 512) \
-    X(rr_device_state, ready, 640, 8)
+    X(rr_device_state, ready, 640, 8) \
+    X(rr_profile, seq, 0, 8) \
+    X(rr_profile, began_ns, 8, 8) \
+    X(rr_profile, stage_ns, 16, 8) \
+    X(rr_profile, command_ns, 24, 8) \
+    X(rr_profile, wait_ns, 32, 8) \
+    X(rr_profile, reduce_ns, 40, 8) \
+    X(rr_profiled_state, state, 0, 768) \
+    X(rr_profiled_state, profiles, 768, 4096)
 #define RR_OP_STRUCTS(X) \
     X(rr_op, 696) \
-    X(rr_device_state, 768)
+    X(rr_device_state, 768) \
+    X(rr_profile, 64) \
+    X(rr_profiled_state, 4864)
 /* clang-format on */
 RR_OP_FIELDS(RR_ASSERT_FIELD)
 RR_OP_STRUCTS(RR_ASSERT_STRUCT)

@@ -147,6 +147,7 @@ RR_FN void rr_all_gather(rr_ctx &c) {
     bool ok = rr_broadcast(c, m, send);
     /* One round for all sources although their sizes differ: the paths used depend on the size, so poll source by
      * source. */
+    rr_mark_work(c);
     if (c.block == 0) {
         for (uint32_t src = 0; src < op->world && ok; src++) {
             rr_expect one = {1u << src, 0, op->rows * op->width[src], 0};

@@ -15,6 +15,7 @@ MAX_WORLD = 16
 MAX_PATHS = 4
 MAX_PREFETCH = 8
 RECORDS = 256
+PROFILES = 64
 NOBODY = 0xFF
 
 PROVIDERS = {"shm": 1, "verbs": 2}
@@ -27,6 +28,7 @@ ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = 1, 2, 3
 DTYPES = {"float32": 1, "float16": 2, "bfloat16": 3}
 WAVE_ALL, WAVE_PHASED, WAVE_TWO = 0, 1, 2
 CPU_OK, CPU_FAILED, CPU_REFUSED = 0, 1, 2
+QUEUE_ABORTED, QUEUE_TWO_STREAMS = -1, -2
 
 _u8, _u16, _u32, _u64, _i32 = ct.c_uint8, ct.c_uint16, ct.c_uint32, ct.c_uint64, ct.c_int32
 
@@ -202,6 +204,44 @@ class DeviceState(ct.Structure):
     ]
 
 
+class Profile(ct.Structure):
+    """What a profiling build noted of one operation (rr_profile)."""
+
+    _fields_ = [
+        *((name, _u64) for name in ("seq", "began_ns", "stage_ns", "command_ns", "wait_ns", "reduce_ns")),
+        ("reserved", _u8 * 16),
+    ]
+
+
+class ProfiledState(ct.Structure):
+    """A profiling session's state (rr_profiled_state)."""
+
+    _fields_ = [("state", DeviceState), ("profiles", Profile * PROFILES)]
+
+
+class Queue(ct.Structure):
+    """How a session's launches get into streams of a GPU (rr_queue)."""
+
+    _fields_ = [
+        *(
+            (name, _u64)
+            for name in (
+                "in", "out", "to", "launch_kernel", "is_capturing", "get_capture_info", "record_event", "wait_event",
+                "get_context", "push_context", "pop_context", "context", "abort", "event", "stream", "capture",
+                "capture_stream",
+            )
+        ),
+        ("ordered", _u32),
+        ("captured", _u32),
+    ]  # fmt: skip
+
+
+class Launch(ct.Structure):
+    """A sealed operation with all that a launch of it needs but the addresses and the stream (rr_launch)."""
+
+    _fields_ = [("op", Op), ("function", _u64), ("blocks", _u32), ("threads", _u32)]
+
+
 VIEWS: dict[str, type[ct.Structure]] = {
     "rr_layout": Layout,
     "rr_config": Config,
@@ -211,6 +251,10 @@ VIEWS: dict[str, type[ct.Structure]] = {
     "rr_record": Record,
     "rr_op": Op,
     "rr_device_state": DeviceState,
+    "rr_profile": Profile,
+    "rr_profiled_state": ProfiledState,
+    "rr_queue": Queue,
+    "rr_launch": Launch,
 }
 
 
@@ -280,6 +324,8 @@ class Native:
             (p, "rr_status_text", ct.c_char_p, [_u32]),
             (k, "rr_op_seal", None, [ct.POINTER(Op)]),
             (k, "rr_cpu_run", ct.c_int, [ct.POINTER(Op), _u32, _u32]),
+            (k, "rr_cpu_run_profiled", ct.c_int, [ct.POINTER(Op), _u32, _u32]),
+            (k, "rr_queue_launch", ct.c_int, None),  # byref()s made once: to check and convert costs 0.5 us each
             (k, "rr_cpu_refusal", ct.c_char_p, [ct.POINTER(Op)]),
             (k, "rr_op_table", ct.c_char_p, []),
             (k, "rr_mode_table", ct.c_char_p, []),

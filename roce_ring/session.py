@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from ctypes import Array
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from . import __version__
 from .direct import LOADS, NO_ACCESS, mapped_regions
@@ -28,14 +28,19 @@ from .native import (
     CPU_FAILED,
     CPU_REFUSED,
     HELLO_BYTES,
+    PROFILES,
     PROVIDERS,
+    QUEUE_ABORTED,
     RECORDS,
     STATES,
     Config,
     DeviceState,
     Event,
+    Launch,
     Layout,
     Op,
+    Profile,
+    ProfiledState,
     Record,
     Stats,
     call,
@@ -83,12 +88,16 @@ class Session:
         device: str = "cpu",
         first_seq: int = 0,
         serve: bool = True,
+        profile: bool = False,
     ) -> None:
         self.settings, self.topology = settings, topology
         self.rank, self.world = exchange.rank, exchange.world
         self.capacity = max(settings.max_bytes, settings.gather_bytes)
         self.started_unix_s = time.time()
         self._native = native()
+        kernels = self._native.kernels
+        self._run = kernels.rr_cpu_run_profiled if profile else kernels.rr_cpu_run
+        self._profile = profile
         self._lend = ct.cast(self._native.proxy.rr_proxy_lend, ct.c_void_p).value
         self._proxy: int | None = None
         self._op: Op | None = None
@@ -260,9 +269,10 @@ class Session:
         if self.provider == "verbs":
             self._prove(exchange)
         self.region = int(lib.rr_proxy_region(self._proxy))
-        self.device_state = DeviceState(seq=first_seq)
+        state = DeviceState(seq=first_seq)
+        self.device_state = ProfiledState(state) if self._profile else state
         if self.device != "cpu":
-            gather_errors(exchange, _error_of(lambda: self._open_gpu(first_seq)), _COMPILING_S)
+            gather_errors(exchange, _error_of(self._open_gpu), _COMPILING_S)
         if self.provider == "pcie":
             self._reach_peers(exchange)
         self._choose_ladder(exchange)
@@ -281,11 +291,12 @@ class Session:
         self._fabric = found.fabric if found.access == LOADS else "pcie-hostbridge"  # whose ladder reads nothing
         self._gpu.use_peers(found.ranks_here)
 
-    def _open_gpu(self, first_seq: int) -> None:
+    def _open_gpu(self) -> None:
         from .gpu.executor import GpuExecutor, device_number
 
         number = device_number(self.device)
-        self._gpu = GpuExecutor(number, self.region, self.host_layout.region_bytes, first_seq, self.provider == "pcie")
+        direct = self.provider == "pcie"
+        self._gpu = GpuExecutor(number, self.region, self.host_layout, self.device_state, direct)
         self.device = f"cuda:{number}"
 
     def _prove(self, exchange: Exchange) -> None:
@@ -360,7 +371,7 @@ class Session:
                 raise self._closed()
             # A kernel that finds all its flags raised already never looks at the abort word.
             aborted = self._native.proxy.rr_proxy_abort_word(self._proxy) != 0
-            result = CPU_FAILED if aborted else self._native.kernels.rr_cpu_run(ct.byref(op), blocks, threads)
+            result = CPU_FAILED if aborted else self._run(ct.byref(op), blocks, threads)
         if result == CPU_REFUSED:
             refusal = self._native.kernels.rr_cpu_refusal(ct.byref(op))
             raise RoceRingError("refused", refusal.decode() if refusal else "the kernel could not have its threads")
@@ -373,29 +384,45 @@ class Session:
                 raise
             raise SessionAborted("internal", f"a wait failed on rank {self.rank} and nobody said why", "report this")
 
-    def launch(self, op: Op, size_bytes: int, stream: int) -> None:
-        """Puts one collective into a stream of the GPU, or into the graph that the stream is being captured for.
-        `size_bytes`: of the payload. Raises SessionAborted if the session is over already; what happens later, check()
-        tells."""
+    def prepare(self, op: Op, size_bytes: int) -> Launch:
+        """One collective on a GPU, ready to be launched any number of times, on any addresses. `size_bytes`: of the
+        payload."""
         assert self._gpu is not None
         if self.provider == "shm":
             op.pieces = self._gpu.pieces_for(op, size_bytes)
         self._native.kernels.rr_op_seal(ct.byref(op))
         if refusal := self._native.kernels.rr_cpu_refusal(ct.byref(op)):
             raise RoceRingError("refused", refusal.decode())
+        return self._gpu.prepare(op, size_bytes)
+
+    def launch(self, launch: Any, at: int, to: int, stream: int) -> None:
+        """Puts a collective into a stream of the GPU, or into the graph that the stream is being captured for.
+        `launch`: byref() of what prepare() gave; `at`, `to`: addresses of input and output. Raises SessionAborted if
+        the session is over already; what happens later, check() tells."""
+        assert self._gpu is not None
         with self._lock:
             if self._proxy is None or self.drained.is_set():
                 raise self._closed()
-            if not self._native.proxy.rr_proxy_abort_word(self._proxy):
-                try:
-                    self._gpu.launch(op, size_bytes, stream)
-                except RoceRingError as error:
-                    # In a capture nothing ran yet on any rank. Otherwise the others wait for what never comes.
-                    if error.code == "cuda" and "STREAM_CAPTURE" not in error.message:
-                        self.control.abort(f"rank {self.rank}: {error.message}")
-                    raise
+            code = self._gpu.put(launch, at, to, stream)
+            if code == 0:
                 return
+            if code != QUEUE_ABORTED:
+                error = self._gpu.refusal(code)
+                # In a capture nothing ran yet on any rank. Otherwise the others wait for what never comes.
+                if error.code == "cuda" and "STREAM_CAPTURE" not in error.message:
+                    self.control.abort(f"rank {self.rank}: {error.message}")
+                raise error
         self.check()
+
+    @property
+    def device_name(self) -> str:
+        """For a person."""
+        return f"{self.device} ({self._gpu.name})" if self._gpu is not None else self.device
+
+    @property
+    def gpu_state_bytes(self) -> int:
+        """What its kernels keep between launches on a GPU."""
+        return self._gpu.state_bytes if self._gpu is not None else 0
 
     def capturing(self, stream: int) -> bool:
         """Whether a GPU's stream is being captured for a graph."""
@@ -454,6 +481,21 @@ class Session:
             ring = (Record * RECORDS).from_address(self.region + self.layout.records)
             copy = (Record * RECORDS).from_buffer_copy(ring)
         return sorted((one for one in copy if one.commands), key=lambda one: int(one.seq))
+
+    def read_profiles(self, count: int) -> list[Profile]:
+        """Of a profiling session's last `count` operations (at most PROFILES), oldest first. On a GPU only what is
+        finished is there."""
+        with self._lock:
+            if self._proxy is None:
+                raise self._closed()
+            state = self.device_state
+            if self._gpu is not None:
+                self._gpu.read_state(state)
+            assert isinstance(state, ProfiledState) and count <= PROFILES
+            last = int(state.state.seq)
+            return [
+                Profile.from_buffer_copy(state.profiles[seq % PROFILES]) for seq in range(last - count + 1, last + 1)
+            ]
 
     def set_idle(self, idle_spins: int, nap_us: int) -> None:
         with self._life:

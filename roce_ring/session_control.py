@@ -168,6 +168,7 @@ class SessionControl:
             plan_hash=s.topology.plan_hash,
             settings_hash=s.settings.hash(),
             provider=s.provider,
+            device=s.device,
             memory_kind=self._memory_kind(),
             arrival_mode="write with immediate" if s.proof and s.proof.imm else "polled flag",
             litmus_verdict=s.proof.verdict if s.proof else "not needed",
@@ -248,7 +249,8 @@ class SessionControl:
         )
 
     def memory(self) -> tuple[MemoryPart, ...]:
-        """The region's parts in bytes, in the layout's order; their sum is the region, and what is in device memory."""
+        """The region's parts in bytes, in the layout's order; their sum is the region. Behind them, what there is on a
+        GPU."""
         at, memory = self._session.host_layout, self._session.memory
         marks = [
             ("header", 0), ("command ring", at.commands), ("abort, kernel and progress lines", at.abort),
@@ -256,7 +258,11 @@ class SessionControl:
             ("send slots", at.send), ("receive slots", at.recv), ("", at.region_bytes),
         ]  # fmt: skip
         parts = [MemoryPart(name, end - begin) for (name, begin), (_, end) in pairwise(marks)]
-        return (*parts, MemoryPart("flags and slots in device memory", memory.bytes)) if memory else tuple(parts)
+        if memory:
+            parts.append(MemoryPart("flags and slots in device memory", memory.bytes))
+        if state := self._session.gpu_state_bytes:
+            parts.append(MemoryPart("kernel state in device memory", state))
+        return tuple(parts)
 
     def set_idle(self, idle_spins: int | None, nap_us: int | None) -> IdlePolicy:
         raw = self._session.read_stats()

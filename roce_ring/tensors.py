@@ -90,13 +90,17 @@ def empty(like: Any, shape: tuple[int, ...]) -> Any:
     return sys.modules["cupy"].empty(shape, like.dtype)
 
 
-def current_stream(t: Tensor) -> int:
-    """The stream that the tensor's library would work on now. Asked for at every call: a stream kept from an earlier
+def current_stream_of(torch_s: bool, device: int) -> int:
+    """The stream that torch, or else CuPy, would work on now. Asked for at every call: a stream kept from an earlier
     one would leave a graph capture empty."""
-    number = int(t.device.partition(":")[2])
-    if t.library == "torch":
+    if torch_s:
         torch = sys.modules["torch"]
         if raw := getattr(torch._C, "_cuda_getCurrentRawStream", None):  # what torch's own launchers ask: 0.1 for 4 us
-            return int(raw(number))
-        return int(torch.cuda.current_stream(number).cuda_stream)
-    return int(sys.modules["cupy"].cuda.get_current_stream(number).ptr)
+            return int(raw(device))
+        return int(torch.cuda.current_stream(device).cuda_stream)
+    return int(sys.modules["cupy"].cuda.get_current_stream(device).ptr)
+
+
+def current_stream(t: Tensor) -> int:
+    """Of the tensor's library and device."""
+    return current_stream_of(t.library == "torch", int(t.device.partition(":")[2]))

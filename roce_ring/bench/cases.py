@@ -14,6 +14,9 @@ from ..settings import Settings, did_you_mean
 
 GLOO = "gloo"  # stands in the mode column for torch's all-reduce over its gloo backend
 OPS = ("all_reduce", "all_gather", "reduce_scatter")
+# Ranks as processes, as processes under an MPS daemon of their own, or as streams of one process.
+SHARES = ("processes", "mps", "streams")
+GRAPH_OPS = 40  # of a case in a GPU's graph: the launch is then a small part, as in a decode step
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _DTYPE_NAMES = {name: name for name in ITEM_BYTES} | {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -98,6 +101,9 @@ class Spec(msgspec.Struct, frozen=True):
     thorough: bool = False
     fp32_partials: bool = False
     gloo: bool = False
+    device: str = "cpu"
+    share: str = SHARES[0]  # how ranks of one machine share a GPU
+    profile: bool = False
 
     @property
     def capacity(self) -> int:

@@ -20,10 +20,20 @@ _REPEATS = 3
 
 
 class Runner(Protocol):
-    """What can run cases: AllReduce, or gloo."""
+    """What can run cases: AllReduce, or gloo. `ops`: operations in one call of what timed() gives."""
+
+    ops: int
+
+    def place(self, which: int, dtype: str, count: int, offset: int = 0) -> Placed:
+        """Room for a tensor, `which` of two, 0 or 1; it holds until the next of this number."""
+        ...
 
     def bind(self, case: Case, x: Any, out: Any) -> Callable[[], object]:
-        """The case's operation on these tensors, ready to be called many times."""
+        """The case's operation on these tensors, ready to be called many times; done when it returns."""
+        ...
+
+    def timed(self, case: Case, x: Any, out: Any) -> Callable[[], object]:
+        """What is timed, on tensors at offset 0."""
         ...
 
 
@@ -88,15 +98,26 @@ def check_once(runner: Runner, case: Case, rank: int, world: int, turn: int, at:
     """One operation on fresh exact data; how many elements are wrong. In place means what it means to MPI and NCCL: the
     smaller of input and output lies at this rank's place in the larger."""
     inputs, outputs = sides(case, world)
-    room = Placed(case.dtype, max(inputs, outputs) if to is None else inputs, at)
-    target = room if to is None else Placed(case.dtype, outputs, to)
+    room = runner.place(0, case.dtype, max(inputs, outputs) if to is None else inputs, at)
+    target = room if to is None else runner.place(1, case.dtype, outputs, to)
     inside = rank * case.count if to is None else 0
     x_at = inside if case.op == "all_gather" else 0
     out_at = inside if case.op == "reduce_scatter" else 0
     room.values[x_at : x_at + inputs] = exact_input(case, rank, world, turn)
-    runner.bind(case, room.tensor(x_at, inputs), target.tensor(out_at, outputs))()
+    _run(runner, case, world, (room, x_at), (target, out_at))
     wrong = data.differing(target.values[out_at : out_at + outputs], exact_answer(case, rank, world, turn))
     return wrong + target.spilled() + (room.spilled() if room is not target else 0)
+
+
+def _run(runner: Runner, case: Case, world: int, x: tuple[Placed, int], out: tuple[Placed, int]) -> None:
+    """Where input and output are, and how many elements in they begin."""
+    inputs, outputs = sides(case, world)
+    rooms = {id(room): room for room, _ in (x, out)}.values()
+    for room in rooms:
+        room.send()
+    runner.bind(case, x[0].tensor(x[1], inputs), out[0].tensor(out[1], outputs))()
+    for room in rooms:
+        room.fetch()
 
 
 def check_bits(
@@ -109,9 +130,10 @@ def check_bits(
     digests = []
     wrong = 0
     for repeat in range(_REPEATS):
-        room, target = Placed(case.dtype, inputs, repeat * ITEM_BYTES[case.dtype]), Placed(case.dtype, outputs, repeat)
+        room = runner.place(0, case.dtype, inputs, repeat * ITEM_BYTES[case.dtype])
+        target = runner.place(1, case.dtype, outputs, repeat)
         room.values[:] = mine
-        runner.bind(case, room.tensor(), target.tensor())()
+        _run(runner, case, world, (room, 0), (target, 0))
         if repeat == 0 and case.raw:
             wrong = data.differing(target.values, _own(case, data.sum_of_reals(case.dtype, inputs, world, turn), rank))
         digests.append(hashlib.blake2b(target.values.tobytes(), digest_size=16).digest())

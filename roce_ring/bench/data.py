@@ -24,7 +24,7 @@ STORAGE: dict[str, np.dtype[Any]] = {
     "bfloat16": np.dtype(np.uint16),
 }
 POISON = 0xFF  # bytes of it are a NaN in all three dtypes
-_GUARD = 64
+GUARD = 64
 _SEED = 20_260_801
 
 
@@ -90,13 +90,16 @@ class Placed:
 
     def __init__(self, dtype: str, count: int, offset: int = 0) -> None:
         self.dtype, size = dtype, count * STORAGE[dtype].itemsize
-        self._raw = np.full(size + offset + 3 * _GUARD, POISON, np.uint8)
-        self._begin = -self._raw.ctypes.data % _GUARD + _GUARD + offset
+        self._raw = np.full(size + offset + 3 * GUARD, POISON, np.uint8)
+        self._begin = -self._raw.ctypes.data % GUARD + GUARD + offset
         self._end = self._begin + size
         self.values: Array = self._raw[self._begin : self._end].view(STORAGE[dtype])
 
-    def poison(self) -> None:
-        self._raw[:] = POISON
+    def send(self) -> None:
+        """`values` and what is around them -> where the operation finds them."""
+
+    def fetch(self) -> None:
+        """The way back."""
 
     def spilled(self) -> int:
         """Bytes outside the room that somebody wrote to."""

@@ -8,6 +8,7 @@ import msgspec
 
 from .cases import Case, Spec
 from .check import Wrong
+from .parts import Parts
 from .timing import Times
 
 
@@ -47,6 +48,8 @@ class RankFacts(msgspec.Struct, frozen=True):
     host: str
     pid: int
     provider: str
+    device: str  # cpu, or a GPU's number and name
+    memory: dict[str, int]  # of its session, bytes
     isa: str
     cpus: int
     crowded: bool
@@ -60,6 +63,7 @@ class Row(msgspec.Struct, frozen=True):
     case: Case
     wrong: Wrong
     us: Times
+    parts: Parts | None = None  # of all ranks together, if profiled
 
     def algbw(self) -> float:
         """GB/s (10^9) of payload."""

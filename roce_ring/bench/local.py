@@ -23,7 +23,9 @@ from ..errors import RoceRingError
 from ..settings import Settings
 from .cases import Spec
 from .job import Answer, Failed, Job, Result, decode
+from .mps import mps
 from .process import interruptible
+from .rank import ALL
 
 _GRACE_S = 2.0  # how long ranks may take to leave by themselves
 _OTHERS_S = 0.5  # after the first failure, how long to wait for one that explains it
@@ -35,9 +37,9 @@ class RankFailed(RoceRingError):
 
 
 class _Rank:
-    """One process, its answers and the end of its stderr."""
+    """One process, its answers and the end of its stderr. `rank`: a number, or ALL."""
 
-    def __init__(self, rank: int, job: Path, stderr: IO[bytes]) -> None:
+    def __init__(self, rank: int | str, job: Path, stderr: IO[bytes]) -> None:
         self.rank, self.stderr = rank, stderr
         command = [sys.executable, "-m", "roce_ring.bench.rank", str(job), str(rank)]
         # A process group of its own: Ctrl-C reaches the launcher alone, which then stops all ranks in order.
@@ -84,9 +86,11 @@ def run_local(world: int, spec: Spec, settings: Settings, paths: int, tell: Call
         job = Job(os.getpid(), world, address, str(place / "gloo"), paths, asdict(settings), spec)
         order = place / "job.json"
         order.write_bytes(msgspec.json.encode(job))
+        if spec.share == "mps":
+            cleanup.enter_context(mps())
         ranks: list[_Rank] = []
         cleanup.callback(_stop, ranks)
-        for rank in range(world):
+        for rank in [ALL] if spec.share == "streams" else range(world):
             stderr = cleanup.enter_context((place / f"rank-{rank}.stderr").open("w+b"))
             ranks.append(_Rank(rank, order, stderr))
         result = _listen(ranks, tell)

@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ from ..native import native
 from .cases import GLOO, Case, Spec, build
 from .check import Wrong, check
 from .job import Answer, Progress, RankFacts, Result, Row
+from .parts import Parts
 from .process import CpuTime
 from .runners import Gloo, Ours
 from .timing import summarize, visit
@@ -31,10 +33,26 @@ def measure(
 ) -> Result:
     """Collective: checks and times all cases of `spec`; the same result on every rank. `say` hears of progress on rank
     0 only."""
+    if spec.device == "cpu":
+        return _measure(spec, exchange, communicator, Ours(communicator), gloo, say)
+    from .gpu import OursOnGpu
+
+    with OursOnGpu(communicator, spec) as ours:
+        exchange.barrier(communicator.settings.peer_timeout_s)  # nobody takes memory any more
+        return _measure(spec, exchange, communicator, ours, None, say)
+
+
+def _measure(
+    spec: Spec,
+    exchange: Exchange,
+    communicator: AllReduce,
+    ours: Ours,
+    gloo: Gloo | None,
+    say: Callable[[Answer], object],
+) -> Result:
     began = CpuTime.now()
     rank, world = exchange.rank, exchange.world
     cases = build(spec, world, communicator.choose_mode, communicator.session.access)
-    ours = Ours(communicator)
     visits = min(_VISITS, spec.iterations)
     steps = len(cases) * (1 + visits)
     done, told = 0, 0.0
@@ -52,38 +70,43 @@ def measure(
     def runner(case: Case) -> Ours | Gloo:
         return gloo if gloo and case.mode == GLOO else ours
 
-    # Ranks meet in the smallest operation there is: a meeting over the exchange takes longer than what is measured.
-    one, sink = np.ones(1, np.float32), np.empty(1, np.float32)
-
-    meeting = communicator.choose_mode(one.nbytes)
-
-    def barrier() -> None:
-        communicator.all_reduce(one, sink, mode=meeting)
-
     wrong = []
     for i, case in enumerate(cases):
         step("checking", case)
         wrong.append(check(runner(case), gather, case, rank, world, i * _TURNS, spec.thorough))
     samples = -(-spec.iterations // visits)
     taken: list[list[Any]] = [[] for _ in cases]
+    parts = [Parts() for _ in cases]
     for turn in range(visits):
         for i, case in enumerate(cases):
             step("timing", case)
             number = len(cases) * (_TURNS + turn) + i
-            ns, count = visit(runner(case), barrier, case, rank, world, number, samples)
+            noted = partial(_note, communicator, ours.ops, parts[i]) if spec.profile and case.mode != GLOO else _nothing
+            ns, count = visit(runner(case), ours.barrier, noted, case, rank, world, number, samples)
             taken[i].append(ns)
             wrong[i].out += count
     rows = []
-    for case, parts, own in zip(cases, taken, wrong, strict=True):
-        ranks = gather(msgspec.msgpack.encode((own, np.concatenate(parts).tobytes())))
-        every = [msgspec.msgpack.decode(one, type=tuple[Wrong, bytes]) for one in ranks]
+    for case, times, own, mine in zip(cases, taken, wrong, parts, strict=True):
+        ranks = gather(msgspec.msgpack.encode((own, np.concatenate(times).tobytes(), mine)))
+        every = [msgspec.msgpack.decode(one, type=tuple[Wrong, bytes, Parts]) for one in ranks]
         total = sum((one[0] for one in every), Wrong())
-        rows.append(Row(case, total, summarize([np.frombuffer(one[1], np.int64) for one in every])))
+        spent = sum((one[2] for one in every), Parts())
+        us = summarize([np.frombuffer(one[1], np.float64) for one in every])
+        rows.append(Row(case, total, us, spent if spent.ops else None))
     ended = CpuTime.now()
-    mine = _facts(communicator, ended.ours - began.ours)
-    facts = [msgspec.json.decode(one, type=RankFacts) for one in gather(msgspec.json.encode(mine))]
-    beside = sum(one.cpu_s for one in facts if one.host == mine.host)
+    here = _facts(communicator, ended.ours - began.ours)
+    facts = [msgspec.json.decode(one, type=RankFacts) for one in gather(msgspec.json.encode(here))]
+    # Ranks of one process say the same time.
+    beside = sum({one.pid: one.cpu_s for one in facts if one.host == here.host}.values())
     return Result(world, facts, rows, began.others_share(ended, beside))
+
+
+def _nothing() -> None:
+    pass
+
+
+def _note(communicator: AllReduce, ops: int, parts: Parts) -> None:
+    parts.add(communicator.session.read_profiles(ops))
 
 
 def _facts(communicator: AllReduce, cpu_s: float) -> RankFacts:
@@ -94,6 +117,8 @@ def _facts(communicator: AllReduce, cpu_s: float) -> RankFacts:
         host=socket.gethostname(),
         pid=os.getpid(),
         provider=session.provider,
+        device=session.device_name,
+        memory={part.name: part.size_bytes for part in session.control.memory()},
         isa=native().kernels.rr_cpu_isa().decode(),
         cpus=len(os.sched_getaffinity(0)),
         crowded=session.crowded,

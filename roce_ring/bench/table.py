@@ -5,10 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from .cases import GLOO, Case, Spec
+from .cases import GLOO, GRAPH_OPS, Case, Spec
 from .job import Result, Row
+from .parts import NAMES
 
 SCHEMA = "roce-ring/bench/v1"
+_SHARED = {
+    "processes": "a process each",
+    "mps": "processes under an MPS daemon of this run",
+    "streams": "streams of one process",
+}
 TARGET = 3.0  # times as fast as gloo, at every size
 
 
@@ -16,6 +22,7 @@ def render(result: Result, spec: Spec) -> str:
     compare = gloo_medians(result)
     lines = [*_preamble(result, spec), "#", _head(bool(compare))]
     lines += [_line(row, result.world, compare) for row in result.rows]
+    lines += _profile(result)
     return "\n".join([*lines, "#", *("# " + line for line in summary(result))])
 
 
@@ -23,16 +30,42 @@ def _preamble(result: Result, spec: Spec) -> list[str]:
     first = result.ranks[0]
     why = "; threads outnumber the CPUs, so those that wait sleep" if first.crowded else ""
     more = ", alignments and repeats" if spec.thorough else ""
+    on = (
+        f"{first.cpus} CPUs, kernels cpu-{first.isa}"
+        if spec.device == "cpu"
+        else f"{first.device}, {_SHARED[spec.share]}"
+    )
+    sample = "samples" if spec.device == "cpu" else f"replays of {GRAPH_OPS} operations in a graph"
     return [
-        f"# roce-ring bench: {result.world} ranks over {first.provider} on {first.cpus} CPUs, kernels cpu-{first.isa}",
+        f"# roce-ring bench: {result.world} ranks over {first.provider} on {on}",
         *(f"#   rank {one.rank:2} on {one.host} pid {one.pid}" for one in result.ranks),
         f"# idle policy: {first.idle_spins} polls, then naps of {first.nap_us} us{why}",
+        f"# memory of a rank, bytes: {', '.join(f'{name} {size:,}' for name, size in first.memory.items())}",
         f"# other programs used {result.others:.0%} of the CPUs while this ran",
-        f"# {result.rows[0].us.samples} samples a row, out of place; ranks meet before each, the slowest rank counts",
+        f"# {result.rows[0].us.samples} {sample} a row, out of place; ranks meet before each, the slowest rank counts",
         "# size in bytes, rounded up to whole elements; count per rank for all_gather and reduce_scatter",
         f"# time in us, bandwidth in GB/s; wrong: elements, over all checked results of all ranks{more}",
         "# * the mode that all_reduce takes by itself",
     ]
+
+
+def _profile(result: Result) -> list[str]:
+    """Where the time goes: means over all samples and ranks, as block 0's lead thread saw it."""
+    rows = [row for row in result.rows if row.parts and not row.wrong.total]
+    if not rows:
+        return []
+    lines = [
+        "#",
+        "# where an operation's time goes, us, mean of all ranks: staging the payload; other blocks and command;",
+        "# waiting for peers; adding up and copying on and out; then, on a GPU, until the next operation of the graph",
+        f"#{'size':>10} {'dtype':>9} {'op':>14} {'mode':<22}" + "".join(f" {one:>9}" for one in (*NAMES, "between")),
+    ]
+    for row in rows:
+        assert row.parts
+        case = row.case
+        parts = "".join(f" {'-' if us is None else f'{us:.2f}':>9}" for us in row.parts.us().values())
+        lines.append(f" {case.bytes:>10} {case.dtype:>9} {case.op:>14} {case.label or '-':<22}{parts}")
+    return lines
 
 
 def _head(compare: bool) -> str:
@@ -113,6 +146,7 @@ def as_dict(result: Result, spec: Spec) -> dict[str, object]:
             **msgspec.to_builtins(row.case),
             "wrong": msgspec.to_builtins(row.wrong),
             "us": msgspec.to_builtins(row.us) if right else None,
+            "parts_us": row.parts.us() if right and row.parts else None,
             "algbw": row.algbw() if right else None,
             "busbw": row.busbw(result.world) if right else None,
         }

@@ -17,6 +17,7 @@ from ..errors import ConfigError
 from .number import number
 
 if TYPE_CHECKING:
+    from ..bench.cases import Spec
     from ..bench.job import Answer
 
 COMPARE = ("gloo",)
@@ -101,6 +102,19 @@ def register(app: typer.Typer) -> None:
         provider: Annotated[
             str, typer.Option(help="shm, verbs or pcie.", show_default="ROCE_RING_PROVIDER, or shm")
         ] = "",
+        device: Annotated[
+            str, typer.Option(help="cpu; cuda or cuda:N for graphs of 40 operations on a GPU, which all ranks share.")
+        ] = "cpu",
+        share: Annotated[
+            str,
+            typer.Option(
+                help="Ranks of one GPU: processes, mps (processes under an MPS daemon that this run starts and stops), "
+                "or streams (threads of one process)."
+            ),
+        ] = "processes",
+        profile: Annotated[
+            bool, typer.Option("--profile", help="Also show where an operation's time goes; kernels that note it.")
+        ] = False,
         compare: Annotated[str, typer.Option(help="gloo: torch's all-reduce, taking turns in the same run.")] = "",
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")] = False,
         plot: Annotated[Path | None, typer.Option(help="Draw latency against size: .png, .svg or .pdf.")] = None,
@@ -110,7 +124,7 @@ def register(app: typer.Typer) -> None:
 
         Every row is checked, out of place and in place, on inputs whose right answer is exact, before and while it is
         timed. --check adds inputs and outputs at odd addresses, and sums that round: same bits on all ranks, on every
-        repeat and at every address. ROCE_RING_* variables apply.
+        repeat and at every address. On a GPU a sample is a replay of a graph. ROCE_RING_* variables apply.
 
         Over several hosts, give the same command with --join and --plan on each of them; rank 0 prints. Exits 1 if a
         value is wrong on any rank, 2 if it could not run, with the same status everywhere.
@@ -135,8 +149,11 @@ def register(app: typer.Typer) -> None:
             thorough=check,
             fp32_partials=fp32_partials,
             gloo=bool(parse_compare(compare)),
+            device=device,
+            share=parse_share(share, device, join),
+            profile=profile,
         )
-        before_start(spec.gloo, plot, report)
+        before_start(spec, plot, report)
         with progress() as tell:
             if join:
                 from ..bench.member import run_member
@@ -193,12 +210,27 @@ def parse_compare(text: str) -> str:
     return text
 
 
-def before_start(gloo: bool, plot: Path | None, report: Path | None) -> None:
+def parse_share(text: str, device: str, join: str) -> str:
+    from ..bench.cases import SHARES
+
+    if text not in SHARES:
+        raise ConfigError(f"--share: {text!r} is not known", f"expected {', '.join(SHARES)}")
+    if text != SHARES[0] and (device == "cpu" or join):
+        raise ConfigError(f"--share {text} is for the ranks of one GPU", "give --device cuda, and leave --join out")
+    return text
+
+
+def before_start(spec: Spec, plot: Path | None, report: Path | None) -> None:
     """Raises ConfigError for what would only show after minutes of measuring."""
     from importlib.util import find_spec
 
     problems = []
-    if gloo and find_spec("torch") is None:
+    if spec.device != "cpu":
+        from ..bench.gpu import gpu_problem
+
+        problems += ["--compare gloo is for --device cpu"] if spec.gloo else []
+        problems += [said] if (said := gpu_problem(spec)) else []
+    elif spec.gloo and find_spec("torch") is None:
         problems.append("--compare gloo needs torch, which is not installed: pip install torch")
     if plot:
         from ..bench.plot import plot_problem

@@ -26,6 +26,7 @@ COLUMNS = {
     "pid": ">",
     "seq": ">",
     "provider": "<",
+    "device": "<",
     "memory": ">",
     "found asleep": ">",
     "reason": "<",
@@ -106,7 +107,7 @@ def as_dict(report: Report) -> dict[str, Any]:
 def row(report: Report) -> tuple[str, ...]:
     first = (report.endpoint.session, str(report.endpoint.rank))
     if report.error:
-        return (*first, "", report.error.code, "", "", "", "", "", report.error.message)
+        return (*first, "", report.error.code, "", "", "", "", "", "", report.error.message)
     assert report.info and report.state and report.stats
     info, state, stats = report.info, report.state, report.stats
     return (
@@ -116,6 +117,7 @@ def row(report: Report) -> tuple[str, ...]:
         str(info.pid),
         f"{stats.last_seq_completed:,}",
         info.provider,
+        info.device,
         memory(sum(part.size_bytes for part in stats.memory)),
         f"{stats.asleep_share:.1%}",
         reason(report),

@@ -43,7 +43,8 @@ class PeerInfo:
 
 @dataclass(frozen=True, slots=True)
 class RankInfo:
-    """Facts that do not change while a session lives. Hashes are hex; `plan_hash` is empty without a plan."""
+    """Facts that do not change while a session lives. Hashes are hex; `plan_hash` is empty without a plan. `device`:
+    where the tensors are, cpu or cuda:N."""
 
     session_name: str
     session_id: str
@@ -57,6 +58,7 @@ class RankInfo:
     plan_hash: str
     settings_hash: str
     provider: str
+    device: str
     memory_kind: str
     arrival_mode: str
     litmus_verdict: str

@@ -1,5 +1,5 @@
-"""The calls of the CUDA driver that a session needs, by ctypes. CuPy compiles the kernels and makes the context; a
-launch through its own wrapper would cost more than the launch."""
+"""The calls of the CUDA driver that a session needs, by ctypes: those of its set-up and its end. What every operation
+calls, kernels/queue.c calls by address. CuPy compiles the kernels and makes the context."""
 
 from __future__ import annotations
 
@@ -7,12 +7,31 @@ import ctypes as ct
 from functools import cache
 
 from ..errors import RoceRingError, SetupError
+from ..native import Queue
 
 _HOST_REGISTER_PORTABLE_MAPPED = 3
 _EVENT_DISABLE_TIMING = 2
 _STREAM_NON_BLOCKING = 1
-_CAPTURE_NONE, _CAPTURE_ACTIVE = 0, 1
+_CAPTURE_ACTIVE = 1
 _NOT_READY = 600
+
+# What kernels/queue.c calls, by the name it has in rr_queue.
+_QUEUE_CALLS = {
+    "launch_kernel": "cuLaunchKernel",
+    "is_capturing": "cuStreamIsCapturing",
+    "get_capture_info": "cuStreamGetCaptureInfo_v2",
+    "record_event": "cuEventRecord",
+    "wait_event": "cuStreamWaitEvent",
+    "get_context": "cuCtxGetCurrent",
+    "push_context": "cuCtxPushCurrent_v2",
+    "pop_context": "cuCtxPopCurrent_v2",
+}
+# RR_STEP_*: at which of them it was refused.
+_QUEUE_STEPS = (
+    "", "entering the communicator's context", "asking whether the stream is in a capture", "ordering two streams",
+    "launching a collective", "recording an event",
+)  # fmt: skip
+_QUEUE_STEP_SHIFT = 16
 
 _pointer, _handle, _u32 = ct.c_void_p, ct.c_void_p, ct.c_uint
 
@@ -50,21 +69,14 @@ class Driver:
             ("cuStreamCreate", [ct.POINTER(_handle), _u32]),
             ("cuStreamDestroy_v2", [_handle]),
             ("cuStreamSynchronize", [_handle]),
-            ("cuStreamWaitEvent", [_handle, _handle, _u32]),
             ("cuStreamIsCapturing", [_handle, ct.POINTER(ct.c_int)]),
-            ("cuStreamGetCaptureInfo_v2", [_handle, ct.POINTER(ct.c_int), ct.POINTER(ct.c_uint64), *[_pointer] * 3]),
             ("cuEventCreate", [ct.POINTER(_handle), _u32]),
             ("cuEventDestroy_v2", [_handle]),
-            ("cuEventRecord", [_handle, _handle]),
             ("cuEventQuery", [_handle]),
-            ("cuLaunchKernel", [_handle, *[_u32] * 7, _handle, _pointer, _pointer]),
             ("cuOccupancyMaxActiveBlocksPerMultiprocessor", [ct.POINTER(ct.c_int), _handle, ct.c_int, ct.c_size_t]),
         ):
             function = getattr(self._lib, name)
             function.restype, function.argtypes = ct.c_int, arguments
-        lib = self._lib
-        self._push, self._pop, self._launch = lib.cuCtxPushCurrent_v2, lib.cuCtxPopCurrent_v2, lib.cuLaunchKernel
-        self._is_capturing, self._capture_info = lib.cuStreamIsCapturing, lib.cuStreamGetCaptureInfo_v2
 
     def _check(self, code: int, what: str) -> None:
         if code:
@@ -84,11 +96,11 @@ class Driver:
         """Makes it the calling thread's. True if it was not: then leave() has to follow."""
         if self.current_context() == context:
             return False
-        self._check(self._push(context), "entering the communicator's context")
+        self._check(self._lib.cuCtxPushCurrent_v2(context), "entering the communicator's context")
         return True
 
     def leave(self) -> None:
-        self._pop(ct.byref(_handle()))
+        self._lib.cuCtxPopCurrent_v2(ct.byref(_handle()))
 
     def synchronize(self) -> None:
         self._check(self._lib.cuCtxSynchronize(), "waiting for the device")
@@ -127,16 +139,11 @@ class Driver:
     def finish(self, stream: int) -> None:
         self._check(self._lib.cuStreamSynchronize(stream), "waiting for a stream")
 
-    def capture_of(self, stream: int) -> int:
-        """Number of the graph capture that the stream is in; 0 if it is in none."""
-        status, number = ct.c_int(), ct.c_uint64()
-        code = self._is_capturing(stream, ct.byref(status))
-        if not code and status.value == _CAPTURE_NONE:
-            return 0
-        code = code or self._capture_info(stream, ct.byref(status), ct.byref(number), None, None, None)
-        if code:
-            self._check(code, "asking whether the stream is in a capture")
-        return number.value if status.value == _CAPTURE_ACTIVE else 0
+    def capturing(self, stream: int) -> bool:
+        """Whether it is being captured for a graph."""
+        status = ct.c_int()
+        self._check(self._lib.cuStreamIsCapturing(stream, ct.byref(status)), _QUEUE_STEPS[2])
+        return status.value == _CAPTURE_ACTIVE
 
     def new_event(self) -> int:
         event = _handle()
@@ -146,9 +153,6 @@ class Driver:
     def end_event(self, event: int) -> None:
         self._lib.cuEventDestroy_v2(event)
 
-    def record(self, event: int, stream: int) -> None:
-        self._check(self._lib.cuEventRecord(event, stream), "recording an event")
-
     def reached(self, event: int) -> bool:
         """Whether all that was in the stream when the event was recorded is done."""
         code = self._lib.cuEventQuery(event)
@@ -156,16 +160,20 @@ class Driver:
             self._check(code, "asking for an event")
         return bool(code == 0)
 
-    def wait(self, stream: int, event: int) -> None:
-        self._check(self._lib.cuStreamWaitEvent(stream, event, 0), "ordering two streams")
-
     # ---- kernels ----
 
-    def launch(self, function: int, blocks: int, threads: int, stream: int, argument: int) -> None:
-        """`argument`: address of an array with one pointer, to the kernel's only parameter."""
-        code = self._launch(function, blocks, 1, 1, threads, 1, 1, 0, stream, argument, None)
-        if code:
-            self._check(code, "launching a collective")
+    def new_queue(self, event: int, abort_word: int) -> Queue:
+        """For launches in the calling thread's context. `abort_word`: its address."""
+        calls = {name: ct.cast(getattr(self._lib, call), _pointer).value for name, call in _QUEUE_CALLS.items()}
+        return Queue(context=self.current_context(), event=event, abort=abort_word, **calls)
+
+    def queue_error(self, code: int) -> CudaError:
+        """What rr_queue_launch returned, if it is above 0."""
+        try:
+            self._check(code & (1 << _QUEUE_STEP_SHIFT) - 1, _QUEUE_STEPS[code >> _QUEUE_STEP_SHIFT])
+        except CudaError as error:
+            return error
+        raise AssertionError(f"{code:#x} is no refusal")
 
     def blocks_per_multiprocessor(self, function: int, threads: int) -> int:
         blocks = ct.c_int()

@@ -15,13 +15,15 @@ from __future__ import annotations
 import ctypes as ct
 import time
 from collections.abc import Callable
+from struct import Struct
 from typing import Any
 
 from ..errors import RoceRingError, SetupError
-from ..native import ALL_REDUCE, DeviceState, Op
+from ..native import ALL_REDUCE, QUEUE_TWO_STREAMS, DeviceState, Launch, Layout, Op, ProfiledState, native
 from .driver import CudaError, driver
 from .program import import_cupy, key_of, program
 
+_pack = Struct("QQQ").pack_into  # rr_queue's in, out, to: one call for three fields
 _ONE_SHOT = (1, 2)  # full, full_phased
 THREADS = 512
 MAX_BLOCKS = 8  # of one operation; all of them wait, so all must be resident
@@ -50,31 +52,32 @@ def device_number(device: str) -> int:
 class GpuExecutor:
     """Not thread-safe: the session's lock is held around every call but capturing()."""
 
-    def __init__(self, device: int, region: int, region_bytes: int, first_seq: int, direct: bool) -> None:
+    def __init__(
+        self, device: int, region: int, layout: Layout, state: DeviceState | ProfiledState, direct: bool
+    ) -> None:
         """Everything that a launch may need is loaded here and launched once, so that nothing is loaded, compiled or
-        allocated in a capture. `direct`: kernels reach peers' memory themselves; use_peers() comes before the first
-        launch. Raises SetupError or CudaError."""
+        allocated in a capture. `state`: what kernels begin with; a profiled one takes the build that fills it.
+        `direct`: kernels reach peers' memory themselves; use_peers() comes before the first launch. Raises SetupError
+        or CudaError."""
         self._cuda, self._cupy, self.device = driver(), import_cupy(), device
         self._region = 0
         self._stream = self._event = 0
-        self._ordered_on: int | None = None  # stream of the last eager launch
-        self._capture, self._capture_stream, self._captured = 0, 0, False
         with self._cupy.cuda.Device(device):
             self._cupy.cuda.runtime.free(0)  # makes the context
             self.context = self._cuda.current_context()
-            self._program = program(device, direct)
+            self._program = program(device, direct, isinstance(state, ProfiledState))
             self.name, self.l2_bytes = self._program.name, self._program.l2_bytes
             self._room = self._check_room()
             self._direct, self._most_blocks = direct, MAX_BLOCKS
-            self._cuda.register(region, region_bytes)
+            self._cuda.register(region, layout.region_bytes)
             self._region = region
             self._stream, self._event = self._cuda.new_stream(), self._cuda.new_event()
-            self._state = self._new_state(DeviceState(seq=first_seq))
-            self._argument = (ct.c_void_p * 1)()
-            self._argument_at = ct.addressof(self._argument)
+            self._state = self._new_state(state)
+            self._queue = self._cuda.new_queue(self._event, region + layout.abort)
+            self._queue_ref, self._launch = ct.byref(self._queue), native().kernels.rr_queue_launch
             self._launch_all_once()
 
-    def _new_state(self, state: DeviceState) -> Any:
+    def _new_state(self, state: DeviceState | ProfiledState) -> Any:
         memory = self._cupy.empty(ct.sizeof(state), self._cupy.uint8)
         memory.data.copy_from_host(ct.addressof(state), ct.sizeof(state))
         # From pageable memory that may return before the bytes are there, and no other stream waits for it.
@@ -84,6 +87,13 @@ class GpuExecutor:
     @property
     def state_address(self) -> int:
         return int(self._state.data.ptr)
+
+    def read_state(self, into: DeviceState | ProfiledState) -> None:
+        """What kernels have left there. Whoever wants a certain one's finishes its stream first."""
+        with self._cupy.cuda.Device(self.device):
+            stream = self._cupy.cuda.ExternalStream(self._stream)
+            self._state.data.copy_to_host_async(ct.c_void_p(ct.addressof(into)), ct.sizeof(into), stream)
+            stream.synchronize()
 
     def use_peers(self, ranks_here: int) -> None:
         """`ranks_here`: ranks on this GPU, whose blocks all run at once."""
@@ -105,19 +115,21 @@ class GpuExecutor:
     def _launch_all_once(self) -> None:
         """With a state that says "failed", so that the kernels leave at once and touch nothing else."""
         idle = self._new_state(DeviceState(failed=1))
-        op = Op(state=int(idle.data.ptr))
         for function in set(self._program.functions.values()):
-            self._start(function, 1, THREADS, self._stream, op)
+            launch = Launch(Op(state=int(idle.data.ptr)), function, 1, THREADS)
+            if code := self.put(ct.byref(launch), 0, 0, self._stream):
+                raise self.refusal(code)
         self._cuda.finish(self._stream)
+        self._queue.ordered = 0
 
-    def _start(self, function: int, blocks: int, threads: int, stream: int, op: Op) -> None:
-        self._argument[0] = ct.addressof(op)
-        self._cuda.launch(function, blocks, threads, stream, self._argument_at)
+    @property
+    def state_bytes(self) -> int:
+        return int(self._state.nbytes)
 
     # ---- operations ----
 
     def capturing(self, stream: int) -> bool:
-        return self._cuda.capture_of(stream) != 0
+        return self._cuda.capturing(stream)
 
     @staticmethod
     def pieces_for(op: Op, size_bytes: int) -> int:
@@ -126,34 +138,27 @@ class GpuExecutor:
         one_shot = op.kind == ALL_REDUCE and op.mode in _ONE_SHOT
         return 4 if one_shot and size_bytes >= 32768 else 0
 
-    def launch(self, op: Op, size_bytes: int, stream: int) -> None:
-        """`size_bytes`: of the payload. Returns when the launch is in the stream. Raises CudaError."""
+    def prepare(self, op: Op, size_bytes: int) -> Launch:
+        """`size_bytes`: of the payload."""
         function = self._program.functions[key_of(op.kind, op.mode, op.dtype)]
-        cuda = self._cuda
-        entered = cuda.enter(self.context)
-        try:
-            capture = cuda.capture_of(stream)
-            if capture:
-                self._enter_capture(capture, stream)
-            elif self._ordered_on is not None and self._ordered_on != stream:
-                cuda.wait(stream, self._event)
-            blocks = min(blocks_for(size_bytes, self._direct), self._most_blocks)
-            self._start(function, blocks, THREADS, stream, op)
-            if not capture:
-                cuda.record(self._event, stream)
-                self._ordered_on = stream
-        finally:
-            if entered:
-                cuda.leave()
+        blocks = min(blocks_for(size_bytes, self._direct), self._most_blocks)
+        return Launch(op, function, blocks, THREADS)
 
-    def _enter_capture(self, capture: int, stream: int) -> None:
-        if capture == self._capture and stream != self._capture_stream:
-            raise RoceRingError(
+    def put(self, launch: Any, at: int, to: int, stream: int) -> int:
+        """`launch`: byref() of what prepare() gave; `at`, `to`: addresses of input and output. Returns when the launch
+        is in the stream, with what rr_queue_launch says."""
+        _pack(self._queue, 0, at, to, stream)
+        return self._launch(self._queue_ref, launch)  # type: ignore[no-any-return]
+
+    def refusal(self, code: int) -> RoceRingError:
+        """What `put` returned, in words; not for an aborted session."""
+        if code == QUEUE_TWO_STREAMS:
+            return RoceRingError(
                 "capture",
                 "two streams of one graph capture use this communicator: its operations would run at the same time",
                 "launch them from one stream, or make a communicator for each",
             )
-        self._capture, self._capture_stream, self._captured = capture, stream, True
+        return self._cuda.queue_error(code)
 
     # ---- going down ----
 
@@ -168,7 +173,7 @@ class GpuExecutor:
         cuda, deadline = self._cuda, time.monotonic() + timeout_s
         entered = cuda.enter(self.context)
         try:
-            while self._ordered_on is not None and not cuda.reached(self._event) and time.monotonic() < deadline:
+            while self._queue.ordered and not cuda.reached(self._event) and time.monotonic() < deadline:
                 time.sleep(0.001)
             # From now on launches leave at once: any word but 0 says "failed".
             cuda.fill(self.state_address + DeviceState.failed.offset, 1, 8, self._stream)
@@ -184,7 +189,7 @@ class GpuExecutor:
         except CudaError:
             return  # the context is lost, and with it whatever could touch the region
         finally:
-            if self._captured:
+            if self._queue.captured:
                 _immortal.append((self._state, self._program))
             if entered:
                 cuda.leave()

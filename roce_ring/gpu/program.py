@@ -58,9 +58,11 @@ def kernel_names(direct: bool) -> dict[Key, str]:
     return names
 
 
-def compile_kernels(kernels: Path, headers: Path, direct: bool = False) -> dict[Key, tuple[Any, int]]:
-    """For the current device: what keeps the code loaded, and the kernel's handle. Raises SetupError with the
-    compiler's words."""
+def compile_kernels(
+    kernels: Path, headers: Path, direct: bool = False, profile: bool = False
+) -> dict[Key, tuple[Any, int]]:
+    """For the current device: what keeps the code loaded, and the kernel's handle. `profile`: the build that notes
+    where its time goes (kernels/profile.cuh). Raises SetupError with the compiler's words."""
     names = kernel_names(direct)
     cupy = import_cupy()
     # CuPy's cache on disk knows the source it was given, not the headers that this source includes.
@@ -74,6 +76,7 @@ def compile_kernels(kernels: Path, headers: Path, direct: bool = False) -> dict[
         f"-I{headers}",
         f"-DRR_SOURCE_DIGEST=0x{digest.hexdigest()[:15]}",
         f"-DRR_SETS={1 + direct}",
+        f"-DRR_PROFILE={int(profile)}",
     )
     try:
         module = cupy.RawModule(code=(kernels / _SOURCE).read_text(), options=options, backend="nvrtc")
@@ -85,11 +88,12 @@ def compile_kernels(kernels: Path, headers: Path, direct: bool = False) -> dict[
 
 
 @cache
-def program(device: int, direct: bool) -> Program:
+def program(device: int, direct: bool, profile: bool) -> Program:
     """Compiles the set with a proxy or the direct one, or loads what an earlier process compiled. Raises SetupError."""
     cupy = import_cupy()
     with cupy.cuda.Device(device):
-        compiled = compile_kernels(_PACKAGE / "kernels", _PACKAGE / "_include", direct)  # where a wheel puts them
+        # where a wheel puts them
+        compiled = compile_kernels(_PACKAGE / "kernels", _PACKAGE / "_include", direct, profile)
         facts = cupy.cuda.runtime.getDeviceProperties(device)
     functions = {key: handle for key, (_, handle) in compiled.items()}
     return Program(compiled, functions, facts["multiProcessorCount"], facts["l2CacheSize"], facts["name"].decode())

@@ -104,14 +104,15 @@ def nvcc(toolkit: Path, source: Path, arch: int) -> str:
     return said
 
 
-def nvrtc(libraries: Path, headers: list[Path], source: Path, arch: int) -> str:
-    """Compile with the NVRTC in folder `libraries`; returns its log. Raises RuntimeError where it failed."""
+def nvrtc(libraries: Path, headers: list[Path], source: Path, arch: int, *more: str) -> str:
+    """Compile with the NVRTC in folder `libraries` and `more` options; returns its log. Raises RuntimeError where it
+    failed."""
     # NVRTC opens its builtins by bare name; loading them first makes that name resolve without LD_LIBRARY_PATH.
     ctypes.CDLL(str(next(path for path in libraries.glob("libnvrtc-builtins.so.*"))))
     lib = ctypes.CDLL(str(next(path for path in libraries.glob("libnvrtc.so.*"))))
     program = ctypes.c_void_p()
     rc = lib.nvrtcCreateProgram(ctypes.byref(program), source.read_bytes(), source.name.encode(), 0, None, None)
-    options = [f"--gpu-architecture=sm_{arch}", "-std=c++17", "--ptxas-options=-v"]
+    options = [f"--gpu-architecture=sm_{arch}", "-std=c++17", "--ptxas-options=-v", *more]
     options += [f"-I{path}" for path in [*INCLUDES, *headers]]
     arguments = (ctypes.c_char_p * len(options))(*map(str.encode, options))
     rc = rc or lib.nvrtcCompileProgram(program, len(options), arguments)
@@ -142,6 +143,7 @@ def main() -> int:
     jobs: dict[str, Callable[[], str]] = {
         **{f"nvcc 13.0 sm_{arch}": partial(nvcc, cuda13, source, arch) for arch in NVCC_ARCHS},
         **{f"nvrtc 13.0 sm_{arch}": partial(nvrtc, lib13, headers13, source, arch) for arch in NVRTC13_ARCHS},
+        "nvrtc 13.0 sm_90 profiling": partial(nvrtc, lib13, headers13, source, 90, "-DRR_PROFILE=1"),
         **{f"nvrtc 12.9 sm_{arch}": partial(nvrtc, lib12, headers12, source, arch) for arch in NVRTC12_ARCHS},
     }
 

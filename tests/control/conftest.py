@@ -68,6 +68,7 @@ class PlainControl:
             plan_hash="",
             settings_hash="abcdef",
             provider="shm",
+            device="cuda:1",
             memory_kind="shared pages",
             arrival_mode="polled flag",
             litmus_verdict="passed 2000 rounds",

@@ -81,9 +81,21 @@ def test_status_shows_every_rank_with_its_reason(run: Run, serve: Serve) -> None
     code, out, err = run("status")
     assert (code, err) == (0, "")
     rows = out.splitlines()
-    columns = "session,rank,world,state,pid,seq,provider,memory,found asleep,reason"
+    columns = "session,rank,world,state,pid,seq,provider,device,memory,found asleep,reason"
     assert re.split(" {2,}", rows[0]) == columns.split(",")
-    assert rows[1].split() == ["job", "0", "4", "RUNNING", "4242", "4,294,967,301", "shm", "3.0", "MiB", "25.0%"]
+    assert rows[1].split() == [
+        "job",
+        "0",
+        "4",
+        "RUNNING",
+        "4242",
+        "4,294,967,301",
+        "shm",
+        "cuda:1",
+        "3.0",
+        "MiB",
+        "25.0%",
+    ]
     assert rows[4].endswith("waiting for rank 2")
     assert rows[5] == "memory of a rank of job: header 4.0 KiB, recv 3.0 MiB"
 

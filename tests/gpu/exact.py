@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from roce_ring.bench.mps import mps
 from tests.gpu.sample import BYTES, Room, expected, inputs, warm_up
-from tests.gpu.world import Rank, mps, run
+from tests.gpu.world import Rank, run
 
 CAPACITY = 1 << 20
 COUNTS = (1, 3, 8, 17, 1000, 4096, 4099, 15360, 100_003, 262_144)

@@ -1,7 +1,7 @@
 """Graphs over one communicator: several of different sizes and modes, replayed in any order, between eager operations;
 what a capture may not do; torch's own captures.
 
-    python tests/gpu/graphs.py [--replays N]
+    python tests/gpu/graphs.py [--replays N] [--provider pcie] [--soak SECONDS]
 
 Ranks are processes under MPS. Every replay gets new inputs over poisoned outputs and is compared bit for bit.
 """
@@ -11,13 +11,15 @@ from __future__ import annotations
 import argparse
 import random
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from roce_ring.bench.mps import mps
 from tests.gpu.sample import Room, expected, inputs
-from tests.gpu.world import Rank, mps, run
+from tests.gpu.world import Rank, run
 
 CAPACITY = 1 << 20
 WORLD = 4
@@ -29,6 +31,7 @@ GRAPHS = (
     ("full_phased", "float32", 15_360, 2),
 )
 SEEDS = 8
+SOAK_STEPS = 100_000
 
 
 def _equal(room: Room, seed: int, mode: str) -> bool:
@@ -54,9 +57,15 @@ def any_order(rank: Rank) -> dict[str, int]:
             rank.comm.all_reduce(given, result, mode=mode)
         graphs.append(rank.stream.end_capture())
     rank.meet()
-    order = random.Random(1)
-    wrong = 0
-    for step in range(rank.data):
+    order, own = random.Random(1), random.Random(100 + rank.rank)
+    replays, limit_s = rank.data
+    began, wrong, step = time.monotonic(), 0, 0
+    for step in range(replays):
+        if limit_s:
+            time.sleep(own.choice((0, 0, 0, 0.0002 * own.random())))
+            late = bytes([time.monotonic() - began > limit_s])
+            if step % 1000 == 0 and b"\1" in rank.comm._exchange.all_gather(late, 60.0):  # all stop, or none
+                break
         which, seed, eager = order.randrange(len(GRAPHS)), order.randrange(SEEDS), order.randrange(4) == 0
         mode, dtype, count, _ = GRAPHS[which]
         x, out = rooms[which]
@@ -73,7 +82,7 @@ def any_order(rank: Rank) -> dict[str, int]:
     rank.comm.check()
     del graphs
     cp.cuda.runtime.deviceSynchronize()
-    return {"wrong": wrong, "replays and eager operations": rank.data}
+    return {"wrong": wrong, "replays and eager operations": step + 1}
 
 
 def refusals(rank: Rank) -> dict[str, int]:
@@ -117,6 +126,20 @@ def refusals(rank: Rank) -> dict[str, int]:
             rank.comm.all_reduce(x.tensor(), out.tensor())
             wrong += not _equal(out, seed, "full")
             now.synchronize()
+    square = cp.ones((8, 8), cp.float32)  # what the short way knows, and then things that only look like it
+    rank.comm.all_reduce(square, square)
+    for given, into, words in (
+        (square.T, square, "not contiguous"),
+        (square, square.T, "non-contiguous"),
+        (square, cp.ones((8, 8), cp.float16), "out is a float16"),
+        (square, cp.ones((4, 16), cp.float32), "out is a float32[4, 16]"),
+        (square, cp.asnumpy(square), "on cpu"),
+    ):
+        try:
+            rank.comm.all_reduce(given, into)
+            wrong += 1
+        except UnsupportedError as error:
+            wrong += words not in error.message
     for bad, words in (
         (cp.zeros((4, 4), cp.float32).T[:2], "not contiguous"),
         (cp.zeros(4, cp.int32), "dtype int32"),
@@ -128,7 +151,7 @@ def refusals(rank: Rank) -> dict[str, int]:
             wrong += 1
         except UnsupportedError as error:
             wrong += words not in error.message
-    return {"wrong": wrong, "refusals": 6}
+    return {"wrong": wrong, "refusals": 11}
 
 
 def torch_step(rank: Rank) -> dict[str, int]:
@@ -164,53 +187,32 @@ def torch_step(rank: Rank) -> dict[str, int]:
     return {"wrong": wrong, "torch replays": len(batches)}
 
 
-def launch_cost(rank: Rank) -> dict[str, float]:
-    """Host time of one eager call, in bursts of 20."""
-    import time
-
-    import torch
-
-    took = {}
-    x = torch.zeros(2048, device="cuda", dtype=torch.bfloat16)
-    out = torch.empty_like(x)
-    for what, call in (
-        ("us a call, torch, out given", lambda: rank.comm.all_reduce(x, out)),
-        ("us a call, torch, new output", lambda: rank.comm.all_reduce(x)),
-    ):
-        times = []
-        for _ in range(50):
-            began = time.perf_counter()
-            for _ in range(20):
-                call()
-            times.append((time.perf_counter() - began) / 20)
-            rank.stream.synchronize()
-        took[what] = round(sorted(times)[25] * 1e6, 1)
-    return {"wrong": 0, **took}
-
-
-def tried(scenario: Callable[[Rank], dict[str, Any]], world: int, replays: int, provider: str) -> bool:
-    """Whether something was wrong; says what."""
+def tried(scenario: Callable[[Rank], dict[str, Any]], provider: str, replays: int, soak_s: float = 0.0) -> bool:
+    """Whether something was wrong; says what. `soak_s`: ranks pause at random, and end after so many seconds."""
     try:
         settings = {"provider": provider, "max_bytes": CAPACITY, "peer_timeout_s": 20.0}
-        found = run(scenario, world, as_threads=False, data=replays, **settings)
+        data, limit_s = (replays, soak_s), max(300.0, soak_s + 60.0)
+        found = run(scenario, WORLD, as_threads=False, data=data, timeout_s=limit_s, **settings)
     except RuntimeError as error:
         print(f"graphs: {scenario.__name__}: {error}", flush=True)
         return True
     wrong = sum(one["wrong"] for one in found)
     rest = ", ".join(f"{value} {name}" for name, value in found[0].items() if name != "wrong")
-    print(f"graphs: {scenario.__name__}, {world} ranks: {wrong} wrong; {rest}", flush=True)
+    print(f"graphs: {scenario.__name__}, {WORLD} ranks: {wrong} wrong; {rest}", flush=True)
     return wrong > 0
 
 
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--replays", type=int, default=10_000)
+    parser.add_argument("--soak", type=float, default=0.0, help="only random order, 100,000 steps, ranks that pause")
     parser.add_argument("--provider", default="shm", help="shm or pcie")
     given = parser.parse_args()
-    replays, provider = given.replays, given.provider
     with mps():
-        bad = sum(tried(one, WORLD, replays, provider) for one in (refusals, torch_step, launch_cost, any_order))
-    bad += tried(launch_cost, 2, replays, provider)  # without the MPS server behind every call
+        if given.soak:
+            bad = int(tried(any_order, given.provider, SOAK_STEPS, given.soak))
+        else:
+            bad = sum(tried(one, given.provider, given.replays) for one in (refusals, torch_step, any_order))
     print(f"graphs: {'FAILED' if bad else 'passed'}")
     return 1 if bad else 0
 

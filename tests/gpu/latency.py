@@ -62,6 +62,7 @@ class Rank:
         self.region = lib.proxy.rr_proxy_region(self.proxy)
         driver().register(self.region, self.layout.region_bytes)
         self.state = cp.zeros(1024, cp.uint8)  # of any version
+        self.queue = driver().new_queue(driver().new_event(), self.region + self.layout.abort)
         self.stream = cp.cuda.Stream(non_blocking=True)
         self.data: list[int] = []  # direct: of all ranks
 
@@ -129,11 +130,14 @@ class Side:
         self.graphs, self.times, self.wrong = [], [], 0
         for r, op in zip(self.ranks, self.ops, strict=True):
             function = self._kernels[key_of(op.kind, op.mode, op.dtype)][1]
-            argument = (ct.c_void_p * 1)(ct.addressof(op))
+            launch = rr.Launch(op, function, case.blocks, 512)
+            setattr(r.queue, "in", getattr(op, "in"))  # a keyword
+            r.queue.out, r.queue.to = op.out, r.stream.ptr
             with r.stream:
                 r.stream.begin_capture()
                 for _ in range(OPS):
-                    driver().launch(function, case.blocks, 512, r.stream.ptr, ct.addressof(argument))
+                    if code := rr.native().kernels.rr_queue_launch(ct.byref(r.queue), ct.byref(launch)):
+                        raise driver().queue_error(code)
                 self.graphs.append(r.stream.end_capture())
 
     def replay(self, case: Case, rng: np.random.Generator, timed: bool) -> None:

@@ -1,6 +1,10 @@
-"""Everything that needs a GPU, in one call, with a report.
+"""Everything that needs a GPU, in one call, with one report.
 
-python tests/gpu/run_all.py [--report FILE] [--quick]
+    python tests/gpu/run_all.py [STEP ...] [--full] [--limit SECONDS] [--soak SECONDS] [--report FILE]
+
+By default every step once, with fewer sizes and replays: within 8 minutes on an H200. --full leaves nothing out.
+--soak: also 100,000 replays of graphs by ranks that pause at random, for at most that long. The package must be
+installed.
 """
 
 from __future__ import annotations
@@ -8,46 +12,118 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-SCRIPTS = (
-    # the command, and what makes it quick
-    (["exact.py"], ["--quick"]),
-    (["exact.py", "--provider", "pcie"], ["--quick"]),
-    (["graphs.py"], ["--replays", "1000"]),
-    (["graphs.py", "--provider", "pcie"], ["--replays", "1000"]),
-    (["bounds.py"], []),
-    (["bounds.py", "--provider", "pcie"], []),
-    (["fused.py"], ["--only", "exact"]),
-    (["fused.py", "--provider", "pcie", "--only", "exact"], []),
-    (["latency.py"], ["--quick"]),
-    (["peer.py"], ["--quick"]),
-)
+STEP_LIMIT_S = 100.0  # unless --full: one that hangs leaves the others their time
+BENCH = ["-m", "roce_ring.cli.main", "bench", "--device", "cuda"]
+ALL = ["--dtype", "all", "--op", "all", "--mode", "all"]
+SANITIZER = ["compute-sanitizer", "--target-processes", "all", "--error-exitcode", "9", "--tool"]
+FEW = [*BENCH, "--local", "2", "--share", "streams", "--sizes", "17,60K", "--op", "all", "--iters", "1"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """`quick`: added unless --full. `under`: a program that runs Python."""
+
+    command: list[str]
+    quick: list[str]
+    under: tuple[str, ...] = ()
+
+
+def script(name: str, *options: str, quick: tuple[str, ...] = ()) -> Step:
+    return Step([str(HERE / name), *options], list(quick))
+
+
+STEPS = {
+    "eager": script("eager.py"),
+    "bench": Step([*BENCH, "--share", "mps", "--sizes", "4,4K,16K,60K,256K,1M", "--mode", "all"], []),
+    "bench streams": Step([*BENCH, "--share", "streams", "--sizes", "4K,60K,1M", "--mode", "all", "--profile"], []),
+    "bench check": Step(
+        [*BENCH, "--share", "mps", "--sizes", "1,17,4K,100001", "--check", *ALL],
+        ["--iters", "2"],
+    ),
+    "graphs": script("graphs.py", quick=("--replays", "1000")),
+    "graphs pcie": script("graphs.py", "--provider", "pcie", quick=("--replays", "1000")),
+    "bounds": script("bounds.py"),
+    "bounds pcie": script("bounds.py", "--provider", "pcie"),
+    "exact": script("exact.py", quick=("--quick",)),
+    "exact pcie": script("exact.py", "--provider", "pcie", quick=("--quick",)),
+    "fused": script("fused.py", quick=("--only", "exact")),
+    "fused pcie": script("fused.py", "--provider", "pcie", quick=("--only", "exact")),
+    "latency": script("latency.py", quick=("--quick", "--blocks", "1,4", "--replays", "50")),
+    "peer": script("peer.py", quick=("--quick",)),
+    "memcheck": Step([*FEW, "--mode", "all"], [], (*SANITIZER, "memcheck")),
+    "racecheck": Step([*FEW, "--mode", "all"], [], (*SANITIZER, "racecheck")),
+}  # fmt: skip
+
+
+def facts() -> list[str]:
+    import cupy as cp
+
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True, check=False
+    )
+    runtime = cp.cuda.runtime
+    return [
+        f"{runtime.getDeviceProperties(0)['name'].decode()}, CUDA {runtime.runtimeGetVersion()}, CuPy {cp.__version__}",
+        f"{time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime())}, commit {commit.stdout.strip() or 'unknown'}",
+        f"command: python {' '.join(['tests/gpu/run_all.py', *sys.argv[1:]])}",
+    ]
+
+
+def run(command: list[str], limit_s: float, lines: list[str]) -> int:
+    """Exit status; -9 after the limit. What it prints is shown as it comes, and added to `lines`."""
+    with subprocess.Popen(
+        command, cwd=HERE.parents[1], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as running:
+        # Terminated first, so that it ends its ranks and an MPS daemon.
+        timers = [threading.Timer(limit_s, running.terminate), threading.Timer(limit_s + 15, running.kill)]
+        for one in timers:
+            one.start()
+        assert running.stdout is not None
+        for line in running.stdout:
+            print(line, end="", flush=True)
+            lines.append(line.rstrip())
+        status = running.wait()
+        for one in timers:
+            one.cancel()
+    return status
 
 
 def main() -> int:
     parser = argparse.ArgumentParser()
+    parser.add_argument("steps", nargs="*", metavar="STEP", help=", ".join(STEPS))
     parser.add_argument("--report", type=Path)
-    parser.add_argument("--quick", action="store_true", help="fewer cases and replays")
+    parser.add_argument("--full", action="store_true", help="all sizes and replays")
+    parser.add_argument("--limit", type=float, default=480.0, help="seconds for all steps together")
+    parser.add_argument("--soak", type=float, default=0.0, help="seconds for 100,000 replays with random pauses")
     given = parser.parse_args()
-    lines, failed = [], []
-    for (name, *options), quick in SCRIPTS:
-        script = " ".join((name, *options))
-        command = [sys.executable, str(HERE / name), *options, *(quick if given.quick else [])]
+    if unknown := set(given.steps) - set(STEPS):
+        parser.error(f"no step is called {', '.join(sorted(unknown))}; expected some of {', '.join(STEPS)}")
+    steps = {name: step for name, step in STEPS.items() if name in (given.steps or STEPS)}
+    if given.soak:
+        steps["soak"] = script("graphs.py", "--soak", str(given.soak))
+    deadline = time.monotonic() + given.limit + given.soak
+    lines, outcome = ["# GPU tests and figures", "", *(f"- {fact}" for fact in facts()), ""], {}
+    for name, step in steps.items():
         began = time.monotonic()
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as running:
-            assert running.stdout is not None
-            for line in running.stdout:
-                print(line, end="", flush=True)
-                lines.append(line.rstrip())
-        lines.append(f"-- {script}: exit status {running.returncode} after {time.monotonic() - began:.0f} s")
-        print(lines[-1], flush=True)
-        if running.returncode:
-            failed.append(script)
-        if given.report:  # after every script: what is there counts if a later one is cut off
-            given.report.write_text("\n".join(lines) + "\n")
+        lines += [f"## {name}", "", "```"]
+        print(f"## {name}", flush=True)
+        command = [*step.under, sys.executable, *step.command, *([] if given.full else step.quick)]
+        left = deadline - began if given.full or name == "soak" else min(deadline - began, STEP_LIMIT_S)
+        status = run(command, left, lines) if left > 1 else None
+        said = "no time left" if status is None else "ok" if status == 0 else f"FAILED with status {status}"
+        outcome[name] = f"{said}, {time.monotonic() - began:.0f} s"
+        print(f"-- {name}: {outcome[name]}", flush=True)
+        lines += ["```", "", outcome[name], ""]
+        if given.report:  # after every step: what is there counts if a later one is cut off
+            table = ["| step | outcome |", "|---|---|", *(f"| {one} | {what} |" for one, what in outcome.items()), ""]
+            given.report.write_text("\n".join([*lines[:6], *table, *lines[6:]]))
+    failed = [name for name, what in outcome.items() if not what.startswith("ok")]
     print(f"gpu: {'FAILED: ' + ', '.join(failed) if failed else 'all passed'}")
     return 1 if failed else 0
 

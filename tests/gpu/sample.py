@@ -8,45 +8,30 @@ from typing import Any
 
 import numpy as np
 
-GUARD = 64
+from roce_ring.bench import data
+from roce_ring.bench.cases import ITEM_BYTES as BYTES
+from roce_ring.bench.data import GUARD
+
 POISON = 0xA5  # as float32, float16 and bfloat16 a small negative number that no sum here gives
-BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 Bits = np.ndarray[Any, Any]
 
 
-def to_bits(values: Bits, dtype: str) -> Bits:
-    """float32 values rounded once to `dtype`, as bit patterns."""
-    if dtype == "float32":
-        return values.astype(np.float32).view(np.uint32)
-    if dtype == "float16":
-        return values.astype(np.float16).view(np.uint16)
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
-
-
-def from_bits(bits: Bits, dtype: str) -> Bits:
-    if dtype == "bfloat16":
-        return (bits.astype(np.uint32) << 16).view(np.float32)
-    return bits.view(np.float32 if dtype == "float32" else np.float16).astype(np.float32)
+def _bits(values: Bits) -> Bits:
+    return values.view(f"u{values.itemsize}")
 
 
 @cache
 def inputs(seed: int, world: int, count: int, dtype: str, whole: bool) -> list[Bits]:
     """Every rank's input as bits. `whole`: small whole numbers, whose sums are exact in any order."""
-    rng = np.random.default_rng(seed)
     if whole:
-        return [to_bits(rng.integers(-8, 9, count).astype(np.float32), dtype) for _ in range(world)]
-    return [to_bits(rng.random(count, np.float32) * 8 - 4, dtype) for _ in range(world)]
+        return [_bits(data.integers(dtype, count, rank, world, seed)) for rank in range(world)]
+    return [_bits(data.reals(dtype, count, rank, seed)) for rank in range(world)]
 
 
 @cache
 def expected(seed: int, world: int, count: int, dtype: str, whole: bool) -> Bits:
     """Their sum: fp32 additions, rank 0 first, one rounding."""
-    every = inputs(seed, world, count, dtype, whole)
-    total = from_bits(every[0], dtype).copy()
-    for one in every[1:]:
-        total += from_bits(one, dtype)
-    return to_bits(total, dtype)
+    return _bits((data.sum_of_integers if whole else data.sum_of_reals)(dtype, count, world, seed))
 
 
 class Room:

@@ -9,14 +9,12 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import multiprocessing
-import os
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -127,20 +125,3 @@ def run(
     if bad:
         raise RuntimeError("\n".join(bad))
     return [what if r != missing else None for r, (_, what) in enumerate(found)]
-
-
-@contextlib.contextmanager
-def mps() -> Iterator[None]:
-    """A private MPS daemon for the processes started inside, gone afterwards."""
-    with tempfile.TemporaryDirectory() as folder:
-        names = {"CUDA_MPS_PIPE_DIRECTORY": f"{folder}/pipe", "CUDA_MPS_LOG_DIRECTORY": f"{folder}/log"}
-        for name, path in names.items():
-            Path(path).mkdir()
-            os.environ[name] = path
-        subprocess.run(["nvidia-cuda-mps-control", "-d"], check=True)
-        try:
-            yield
-        finally:
-            subprocess.run(["nvidia-cuda-mps-control"], input=b"quit\n", check=False, capture_output=True)
-            for name in names:
-                del os.environ[name]

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,15 @@ from roce_ring.bench.cases import Case, Spec, build, parse_dtypes, parse_sizes
 from roce_ring.bench.check import Wrong, check_once, exact_answer, sides
 from roce_ring.bench.job import RankFacts, Result, Row
 from roce_ring.bench.member import rank_here
+from roce_ring.bench.parts import NAMES, Parts
 from roce_ring.bench.process import CpuTime
+from roce_ring.bench.runners import Ours
 from roce_ring.bench.table import as_dict, render
 from roce_ring.bench.timing import Times, summarize
 from roce_ring.cli.bench import try_to_write
 from roce_ring.cli.main import build as build_program
 from roce_ring.errors import ConfigError
+from roce_ring.native import Profile
 from roce_ring.topology import plan_of
 
 BENCH = [sys.executable, "-m", "roce_ring.cli.main", "bench"]
@@ -124,6 +128,20 @@ def test_every_mode_dtype_and_operation_is_right(place: Place, world: int, dtype
     counts = {row["count"] for row in result["rows"] if row["op"] == "all_reduce" and row["dtype"] == "bfloat16"}
     assert counts == {1, 9, 2048}
     assert place.left_behind() == []
+
+
+def test_a_profile_splits_an_operation_of_every_kind(place: Place) -> None:
+    """Who tunes a mode must see all of an operation: staging, commands, waits and sums, and nothing twice."""
+    status, out, err = place.run(
+        "--local", "2", "--sizes", "64K", "--op", "all", "--mode", "all", "--iters", "5", "--profile", "--json"
+    )
+    assert status == 0, err
+    for row in json.loads(out)["rows"]:
+        parts = row["parts_us"]
+        assert parts.pop("between") is None  # one operation at a time on a CPU
+        assert all(parts[name] > 0 for name in NAMES), row
+        # Each rank's own clock, so the mean of the parts cannot be longer than the slowest rank's longest sample.
+        assert sum(parts.values()) < row["us"]["maximum"], row
 
 
 def test_fp32_partials_and_several_paths_are_right(place: Place) -> None:
@@ -253,6 +271,27 @@ def test_bad_arguments_get_a_sentence_before_anything_starts(
     assert sentence in error.message
 
 
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--device", "gpu"], "device is 'gpu', expected cpu, cuda or cuda:N"),
+        (["--device", "cuda", "--share", "threads"], "--share: 'threads' is not known"),
+        (["--share", "streams"], "--share streams is for the ranks of one GPU"),
+        (["--device", "cuda", "--compare", "gloo"], "--compare gloo is for --device cpu"),
+    ],
+)
+def test_what_a_gpu_cannot_do_is_said_before_anything_starts(place: Place, arguments: list[str], sentence: str) -> None:
+    status, _, err = place.run(*arguments)
+    assert status == 2 and sentence in err and "Traceback" not in err
+
+
+@pytest.mark.skipif(find_spec("cupy") is not None, reason="CuPy is here; tests/gpu runs the bench")
+def test_without_cupy_the_bench_says_what_to_install(place: Place) -> None:
+    status, _, err = place.run("--device", "cuda")
+    assert status == 2
+    assert err.count("a communicator for cuda needs CuPy") == 1 and "pip install 'roce-ring[cuda]'" in err
+
+
 def test_trying_to_write_changes_nothing(tmp_path: Path) -> None:
     kept, fresh = tmp_path / "kept.md", tmp_path / "fresh.md"
     kept.write_text("last week's")
@@ -285,7 +324,7 @@ def test_sizes_round_up_to_whole_elements_and_equal_ones_are_measured_once() -> 
 # ---- the checker ----
 
 
-class Broken:
+class Broken(Ours):
     """Gives the right answer of one `turn`, then breaks it."""
 
     def __init__(self, rank: int, world: int, turn: int, breaks: Callable[[Any], None]) -> None:
@@ -351,7 +390,10 @@ def test_bfloat16_rounds_to_nearest_even() -> None:
 
 
 def result(*rows: Row) -> Result:
-    facts = [RankFacts(rank, "host", 100 + rank, "shm", "v3", 2, True, 0.5, 50, 20, 0.1) for rank in range(4)]
+    facts = [
+        RankFacts(rank, "host", 100 + rank, "shm", "cpu", {"flags": 8192}, "v3", 2, True, 0.5, 50, 20, 0.1)
+        for rank in range(4)
+    ]
     return Result(4, facts, list(rows), 0.25)
 
 
@@ -386,6 +428,17 @@ def test_a_slower_size_than_the_target_is_said() -> None:
     )
     assert "below the target of 3x: 1048576 B float32 (2.5x)" in told
     assert "2.5x to 9.0x as fast as gloo" in told
+
+
+def test_parts_of_a_profile_add_up() -> None:
+    """Two operations of 10 us with 3 us between them, seen by two ranks."""
+    noted = [Profile(1, 0, 1000, 2000, 3000, 4000), Profile(2, 13_000, 3000, 2000, 1000, 4000)]
+    parts = Parts()
+    parts.add(noted)
+    us = {"stage": 2.0, "command": 2.0, "wait": 2.0, "reduce": 4.0, "between": 3.0}
+    assert (parts + parts).us() == parts.us() == us
+    told = render(result(row("full", 10.0), msgspec.structs.replace(row("ring", 20.0), parts=parts)), SPEC)
+    assert re.search(r"ring +2\.00 +2\.00 +2\.00 +4\.00 +3\.00$", told, re.MULTILINE)
 
 
 def test_the_slowest_rank_counts_in_every_sample() -> None:

@@ -56,7 +56,7 @@ class PeerInfo(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., host: _Optional[str] = ..., paths: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RankInfo(_message.Message):
-    __slots__ = ("session_name", "session_id", "rank", "world", "pid", "host", "version", "wire_version", "layout_hash", "plan_hash", "settings_hash", "provider", "memory_kind", "arrival_mode", "litmus_verdict", "mode", "capacity_bytes", "gather_capacity_bytes", "started_unix_s", "peers")
+    __slots__ = ("session_name", "session_id", "rank", "world", "pid", "host", "version", "wire_version", "layout_hash", "plan_hash", "settings_hash", "provider", "memory_kind", "arrival_mode", "litmus_verdict", "mode", "capacity_bytes", "gather_capacity_bytes", "started_unix_s", "peers", "device")
     SESSION_NAME_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
@@ -77,6 +77,7 @@ class RankInfo(_message.Message):
     GATHER_CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
     STARTED_UNIX_S_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
     session_name: str
     session_id: str
     rank: int
@@ -97,7 +98,8 @@ class RankInfo(_message.Message):
     gather_capacity_bytes: int
     started_unix_s: float
     peers: _containers.RepeatedCompositeFieldContainer[PeerInfo]
-    def __init__(self, session_name: _Optional[str] = ..., session_id: _Optional[str] = ..., rank: _Optional[int] = ..., world: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., version: _Optional[str] = ..., wire_version: _Optional[int] = ..., layout_hash: _Optional[str] = ..., plan_hash: _Optional[str] = ..., settings_hash: _Optional[str] = ..., provider: _Optional[str] = ..., memory_kind: _Optional[str] = ..., arrival_mode: _Optional[str] = ..., litmus_verdict: _Optional[str] = ..., mode: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., gather_capacity_bytes: _Optional[int] = ..., started_unix_s: _Optional[float] = ..., peers: _Optional[_Iterable[_Union[PeerInfo, _Mapping]]] = ...) -> None: ...
+    device: str
+    def __init__(self, session_name: _Optional[str] = ..., session_id: _Optional[str] = ..., rank: _Optional[int] = ..., world: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., version: _Optional[str] = ..., wire_version: _Optional[int] = ..., layout_hash: _Optional[str] = ..., plan_hash: _Optional[str] = ..., settings_hash: _Optional[str] = ..., provider: _Optional[str] = ..., memory_kind: _Optional[str] = ..., arrival_mode: _Optional[str] = ..., litmus_verdict: _Optional[str] = ..., mode: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., gather_capacity_bytes: _Optional[int] = ..., started_unix_s: _Optional[float] = ..., peers: _Optional[_Iterable[_Union[PeerInfo, _Mapping]]] = ..., device: _Optional[str] = ...) -> None: ...
 
 class RankState(_message.Message):
     __slots__ = ("state", "reason", "culprit_rank", "sequence", "waiting_for_ranks")
