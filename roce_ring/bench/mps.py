@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..errors import SetupError
+from .process import interruptible
 
 _CONTROL = "nvidia-cuda-mps-control"
 _WAIT_S = 20.0
@@ -17,8 +18,9 @@ _WAIT_S = 20.0
 
 @contextlib.contextmanager
 def mps() -> Iterator[None]:
-    """For the processes started inside; gone afterwards, whatever happened. Raises SetupError."""
-    with tempfile.TemporaryDirectory(prefix="roce-ring-mps-") as folder:
+    """For the processes started inside; gone afterwards, also after an error, Ctrl-C or SIGTERM. On the main thread.
+    Raises SetupError."""
+    with interruptible(), tempfile.TemporaryDirectory(prefix="roce-ring-mps-") as folder:
         names = {"CUDA_MPS_PIPE_DIRECTORY": f"{folder}/pipe", "CUDA_MPS_LOG_DIRECTORY": f"{folder}/log"}
         before = {name: os.environ.get(name) for name in names}
         for path in names.values():

@@ -109,7 +109,9 @@ def run(
         else:
             spawn = multiprocessing.get_context("spawn")
             pipes = [spawn.Pipe() for _ in ranks]
-            processes = [spawn.Process(target=_process, args=(r, scenario, pipes[r.rank][1])) for r in ranks]
+            processes = [
+                spawn.Process(target=_process, args=(r, scenario, pipes[r.rank][1]), daemon=True) for r in ranks
+            ]
             for one in processes:
                 one.start()
             for (ours, theirs), one in zip(pipes, processes, strict=True):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
+from roce_ring.bench.mps import mps
+from roce_ring.errors import SetupError
 from tests.local.ranks import MEETING_S, Rank, Starter
 
 
@@ -38,3 +42,38 @@ def test_without_cupy_every_rank_says_what_to_install(start: Starter) -> None:
         assert one.type == "SetupError"
         assert "rank 0: a communicator for cuda needs CuPy" in one.message
         assert "rank 1: a communicator for cuda needs CuPy" in one.message
+
+
+CONTROL = """#!/bin/sh
+{ echo "$CUDA_MPS_PIPE_DIRECTORY" "$@"; [ $# -gt 0 ] || cat; } >> "$(dirname "$0")/said"
+"""
+
+
+def test_a_private_mps_daemon_is_stopped_whatever_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A daemon that outlives its run would take every later process of that GPU in."""
+    control = tmp_path / "nvidia-cuda-mps-control"
+    control.write_text(CONTROL)
+    control.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/the/host's")
+    pipes = []
+
+    def interrupted_run() -> None:
+        with mps():
+            pipes.append(Path(os.environ["CUDA_MPS_PIPE_DIRECTORY"]))
+            assert pipes[0].is_dir()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted_run()
+    (pipe,) = pipes
+    assert (tmp_path / "said").read_text() == f"{pipe} -d\n{pipe}\nquit\n"
+    assert os.environ["CUDA_MPS_PIPE_DIRECTORY"] == "/the/host's"
+    assert not pipe.exists()
+
+
+def test_without_mps_a_sentence_says_what_else_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SetupError, match="nvidia-cuda-mps-control does not start: no such file") as refused, mps():
+        pass
+    assert "--share streams" in (refused.value.hint or "")
