@@ -46,6 +46,8 @@ STEPS = {
         [*BENCH, "--share", "mps", "--sizes", "1,17,4K,100001", "--check", *ALL],
         ["--iters", "2"],
     ),
+    "memcheck": Step([*FEW, "--mode", "all"], [], (*SANITIZER, "memcheck")),
+    "racecheck": Step([*FEW, "--mode", "all"], [], (*SANITIZER, "racecheck")),
     "graphs": script("graphs.py", quick=("--replays", "1000")),
     "graphs pcie": script("graphs.py", "--provider", "pcie", quick=("--replays", "1000")),
     "bounds": script("bounds.py"),
@@ -54,10 +56,8 @@ STEPS = {
     "exact pcie": script("exact.py", "--provider", "pcie", quick=("--quick",)),
     "fused": script("fused.py", quick=("--only", "exact")),
     "fused pcie": script("fused.py", "--provider", "pcie", quick=("--only", "exact")),
-    "latency": script("latency.py", quick=("--quick", "--blocks", "1,4", "--replays", "50")),
+    "latency": script("latency.py", quick=("--quick", "--blocks", "1,4", "--replays", "30")),
     "peer": script("peer.py", quick=("--quick",)),
-    "memcheck": Step([*FEW, "--mode", "all"], [], (*SANITIZER, "memcheck")),
-    "racecheck": Step([*FEW, "--mode", "all"], [], (*SANITIZER, "racecheck")),
 }  # fmt: skip
 
 
