@@ -10,6 +10,8 @@ installed.
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -76,12 +78,13 @@ def facts() -> list[str]:
 
 
 def run(command: list[str], limit_s: float, lines: list[str]) -> int:
-    """Exit status; -9 after the limit. What it prints is shown as it comes, and added to `lines`."""
+    """Exit status, negative after the limit. What it prints is shown as it comes, and added to `lines`."""
     with subprocess.Popen(
-        command, cwd=HERE.parents[1], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command, cwd=HERE.parents[1], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, process_group=0
     ) as running:
-        # Terminated first, so that it ends its ranks and an MPS daemon.
-        timers = [threading.Timer(limit_s, running.terminate), threading.Timer(limit_s + 15, running.kill)]
+        # The whole group, for what a sanitizer or a script has started; first so that ranks and an MPS daemon end.
+        ends = ((limit_s, signal.SIGTERM), (limit_s + 15, signal.SIGKILL))
+        timers = [threading.Timer(after_s, os.killpg, (running.pid, number)) for after_s, number in ends]
         for one in timers:
             one.start()
         assert running.stdout is not None
