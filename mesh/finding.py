@@ -59,6 +59,7 @@ CODES: dict[str, tuple[Severity, str]] = {
     "hairpin-failed": ("error", "a hairpin queue did not take its size; it is not tried again by itself"),
     "apply-interrupted": ("error", "an apply that a crash interrupted could not be finished and was taken back"),
     "not-staged": ("error", "the plan to commit is not the one that was staged"),
+    "left-in-place": ("note", "something of the plan stood before it went up, so it stays"),
     "plan-conflict": ("error", "the node holds another plan already"),
     "plan-differs": ("error", "the nodes of one ring hold different plans"),
     "lease-held": ("error", "a running session would be interrupted"),

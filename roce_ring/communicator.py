@@ -367,7 +367,13 @@ class AllReduce:
     def __enter__(self) -> AllReduce:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        """Peers of a rank that somebody stopped are told so, and not that it made too few calls."""
+        stopped = isinstance(error, KeyboardInterrupt) or (
+            isinstance(error, SystemExit) and error.code not in (None, 0)
+        )
+        if stopped and os.getpid() == self._pid:
+            self.session.abort("INTERRUPTED")
         self.close()
 
 

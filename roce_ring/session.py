@@ -504,11 +504,11 @@ class Session:
             if self._native.proxy.rr_proxy_set_idle(self._proxy, idle_spins, nap_us) != 0:
                 raise RoceRingError("config", f"nap_us is {nap_us}, expected 1 to 1000")
 
-    def abort(self) -> None:
-        """Ends the session on all ranks, naming this one."""
+    def abort(self, reason: str = "ABORTED_BY_USER") -> None:
+        """Ends the session on all ranks, naming this one. `reason`: of proxy/include/roce_ring/errors.def."""
         with self._life:
             if self._proxy is not None:
-                self._native.proxy.rr_proxy_abort(self._proxy, self._native.reasons["ABORTED_BY_USER"], self.rank)
+                self._native.proxy.rr_proxy_abort(self._proxy, self._native.reasons[reason], self.rank)
 
     # ---- going down ----
 

@@ -6,7 +6,7 @@ A caller joins the ends that the nodes' agents open: agents need not know or tru
 from __future__ import annotations
 
 import queue
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from statistics import median
@@ -28,7 +28,8 @@ _STREAM_S = 60.0
 
 
 class Proof(msgspec.Struct, frozen=True):
-    """One path in one direction. ``latency_us``: median of its writes, 0 if none was acknowledged. ``relayed``: frames
+    """One path in one direction. ``ok``: proved; otherwise ``why`` not: broken, or unknown because an end or a relay
+    was not asked. ``latency_us``: median of its writes, 0 if none was acknowledged. ``relayed``: frames
     that each relay's rule counted meanwhile, in travel order."""
 
     source: str
@@ -44,7 +45,8 @@ class Proof(msgspec.Struct, frozen=True):
 def prove(
     plan: Plan, agents: Mapping[str, AgentClient], before: Mapping[str, NodeStatus]
 ) -> tuple[list[Proof], list[Finding], dict[str, NodeStatus]]:
-    """Every path between nodes in ``agents``; what is wrong; and the nodes' new states. ``before``: as of now."""
+    """Every path of the plan, those of nodes that are not in ``agents`` as unknown; what is wrong; and the nodes' new
+    states. ``before``: as of now."""
     paths = {
         f"{index}": path
         for index, path in enumerate(plan.paths)
@@ -59,7 +61,15 @@ def prove(
         proof, problems = _judge(plan, path, results[name], before, after)
         proofs.append(proof)
         found += problems
+    proofs += [_not_asked(plan, path, agents) for path in plan.paths if path not in paths.values()]
     return proofs, found + _in_software(plan, before, after), after
+
+
+def _not_asked(plan: Plan, path: Path, agents: Collection[str]) -> Proof:
+    source, target = plan.hosts[path.source], plan.hosts[path.target]
+    absent = " and ".join(host for host in (source, target) if host not in agents)
+    via = tuple(plan.hosts[rank] for rank in path.via)
+    return Proof(source, target, path.plane, via, False, f"unknown: {absent} took no part", 0.0, ())
 
 
 def _look(agents: Mapping[str, AgentClient]) -> tuple[dict[str, NodeStatus], list[Finding]]:
@@ -179,11 +189,15 @@ def _judge(
         where += f" via {' and '.join(via)}"
     rules = relays(plan, path)
     keys = [(rank, Rule(rule, hardware=True).key) for rank, rule in rules]
-    if not set(via) <= set(before) & set(after):
+    unseen = [host for host in via if host not in before or host not in after]
+    if unseen:
         keys = []  # a relay that cannot be asked proves nothing, and refutes nothing
     relayed = tuple(_packets(plan, rank, key, after) - _packets(plan, rank, key, before) for rank, key in keys)
     latency = median(result.latencies_us) if result.latencies_us else 0.0
-    proof = Proof(source, target, path.plane, via, result.ok, result.why, latency, relayed)
+    why = f"unknown: writes arrive, but nobody looked at relay {', '.join(unseen)}" if unseen else ""
+    proof = Proof(
+        source, target, path.plane, via, result.ok and not unseen, result.why or why, latency, relayed
+    )  # fmt: skip
     found = []
     if not result.ok:
         fix = "'roce-ring doctor' on its nodes; see the rules it passes with 'roce-ring status PLAN'"

@@ -24,6 +24,7 @@ from .server import AGENT_SOCKET
 RUN_DIR = Path("/run/roce-ring")
 CONNECT_S = 10.0
 LOGIN_S = CONNECT_S + 5  # in all
+_TLS_OR_SSH = "give --tls, or go over ssh"
 _DESTINATION = re.compile(r"([A-Za-z0-9._-]+@)?([A-Za-z0-9][A-Za-z0-9._-]*)")
 
 
@@ -77,7 +78,9 @@ def _addresses(hosts: Sequence[str], given: Mapping[str, str], tls: Tls | None) 
                 hints.append("write ssh:HOST or ssh:USER@HOST")
             continue
         try:
-            found[host] = parse_address(text, tls, f"address of {host}", "give --tls, or go over ssh")
+            found[host] = address = parse_address(text, tls, f"address of {host}", _TLS_OR_SSH)
+            if address.unix is None and tls is None:  # on loopback, too
+                raise ConfigError(f"address of {host}: an agent at {text} speaks mutual TLS only", _TLS_OR_SSH)
         except ConfigError as error:
             problems.append(error.message)
             hints.append(error.hint)

@@ -56,7 +56,7 @@ def load(directory: Path) -> tuple[State, bool]:
         reason = (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
         raise StateError(
             f"state file {path} cannot be read ({reason}); it says which routes and rules are ours, so nothing is "
-            "touched: bring it back, or remove it and let 'roce-ring up' adopt what stands"
+            "touched: bring it back, or remove it; then 'roce-ring up' adopts what stands and 'down' leaves it"
         ) from None
     if state.schema != SCHEMA:
         raise StateError(f"state file {path} has schema {state.schema!r}, expected {SCHEMA}: another version wrote it")

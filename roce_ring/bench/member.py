@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ..communicator import AllReduce
+from ..control.address import parse_address
 from ..errors import ConfigError
 from ..exchange import RendezvousExchange, Tls, agree
 from ..modes import modes
@@ -51,19 +52,25 @@ def place(address: str, settings: Settings, rank: int | None, tls: Path | None, 
         )
     plan = plan_of(settings.plan)
     world = len(plan.hosts)
-    rank = rank_here(plan, settings.plan) if rank is None else rank
-    if rank >= world:
+    if rank is None:
+        rank = rank_here(plan, settings.plan)
+    elif rank >= world:
         raise ConfigError(f"--rank is {rank}, expected 0 to {world - 1}: plan {settings.plan} has {world} hosts")
+    elif len(ports := ranks_by_port(plan)) == 1 and ports != [rank]:
+        seen = f"this host has the ports of rank {ports[0]} ({plan.hosts[ports[0]]}) of plan {settings.plan}"
+        raise ConfigError(f"--rank is {rank}, but {seen}", "leave --rank out")
     allowed = tuple(one.strip() for one in names.split(",") if one.strip()) or plan.hosts
     files = Tls(tls / "ca.pem", tls / "cert.pem", tls / "key.pem", allowed) if tls else None
+    parse_address(address, files, "--join", "--tls DIR, a directory with ca.pem, cert.pem and key.pem")
+    if files:
+        files.read()  # what is wrong with them is told before anybody waits
     return Place(address, rank, world, files)
 
 
-def rank_here(plan: Plan, file: str, net: Path = _NET, host: str = "") -> int:
+def rank_here(plan: Plan, file: str, net: Path | None = None, host: str = "") -> int:
     """The rank whose ports this host has, or whose name it has if no port tells. Raises ConfigError."""
-    macs = {path.read_text(encoding="ascii").strip().lower() for path in net.glob("*/address")}
     host = host or socket.gethostname()
-    by_mac = [node.rank for node in plan.nodes if macs & {hca.mac.lower() for hca in node.hcas}]
+    by_mac = ranks_by_port(plan, net)
     by_name = [node.rank for node in plan.nodes if host.split(".")[0] == node.host.split(".")[0]]
     found = by_mac or by_name
     if len(found) != 1:
@@ -75,6 +82,12 @@ def rank_here(plan: Plan, file: str, net: Path = _NET, host: str = "") -> int:
             f"--rank 0 to {len(plan.nodes) - 1}, or the plan of this ring",
         )
     return found[0]
+
+
+def ranks_by_port(plan: Plan, net: Path | None = None) -> list[int]:
+    """The ranks of which this host has a port."""
+    macs = {path.read_text(encoding="ascii").strip().lower() for path in (net or _NET).glob("*/address")}
+    return [node.rank for node in plan.nodes if macs & {hca.mac.lower() for hca in node.hcas}]
 
 
 def run_member(

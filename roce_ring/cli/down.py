@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import typer
 
 from .nodes import Agent, Force, Json, PlanFile, TlsFiles, finish, fleet
 from .ranks import text_table
+
+if TYPE_CHECKING:
+    from ..mesh.agent.model import NodeStatus
+    from ..mesh.finding import Finding
 
 SCHEMA = "roce-ring/down/v1"
 
@@ -36,7 +42,10 @@ def register(app: typer.Typer) -> None:
                 found.append(finding("lease-held", host, f"{who} runs", "no running session", fix))
             for host, state in states.items():
                 if state.plan_hash not in ("", nodes.plan.hash):
-                    fix = f"take back plan {state.plan_hash[:12]} with its own file"
+                    fix = (
+                        f"'roce-ring down' with the file of plan {state.plan_hash[:12]}; "
+                        "lost? docs/troubleshooting.md, plan-conflict"
+                    )
                     found.append(
                         finding("plan-conflict", host, f"it holds plan {state.plan_hash[:12]}", "this plan", fix)
                     )
@@ -48,10 +57,30 @@ def register(app: typer.Typer) -> None:
                     before = states.get(host)
                     made = sum(thing.ours for thing in before.things) if before else 0
                     word = "nothing was there" if before and not before.plan_hash else "taken back"
+                    if before and not items and (kept := _adopted(before)):
+                        found.append(_left_in_place(host, kept))
+                        word += f"; {len(kept)} stay as found"
                     rows.append((host, str(made), f"{len(items)} left" if items else word))
             document = {
                 "schema": SCHEMA,
                 "nodes": [{"host": host, "made": int(made), "result": result} for host, made, result in rows],
             }
             table = text_table({"node": "<", "made": ">", "result": "<"}, rows).splitlines() if rows else []
-            finish(found, document if as_json else None, table)
+            finish(found, document if as_json else None, table, asked=bool(states))
+
+
+def _adopted(before: NodeStatus) -> list[str]:
+    """What carries frames and stood before 'up': identical, so nothing was made, and it is nobody's to take back."""
+    kinds = ("route", "neighbour", "rule", "mark", "marker")
+    return [
+        thing.key
+        for thing in before.things
+        if thing.state == "same" and not thing.ours and thing.key.split()[0] in kinds
+    ]
+
+
+def _left_in_place(host: str, kept: list[str]) -> Finding:
+    from ..mesh.finding import finding
+
+    fix = "leave what somebody else made; leftovers of an agent that lost its state: docs/troubleshooting.md"
+    return finding("left-in-place", host, f"not made by 'roce-ring up': {', '.join(kept)}", "only what is needed", fix)

@@ -73,8 +73,10 @@ def fleet(plan_file: Path, agent: Sequence[str], tls: Path | None) -> Iterator[F
     from ..mesh.loading import load_plan, plan_text
 
     try:
-        plan = load_plan(plan_file)
-        with agents(plan.hosts, _given(agent), tls_of(tls)) as found:
+        plan, files = load_plan(plan_file), tls_of(tls)
+        if files:
+            files.read()  # a mistake here is not one of the nodes
+        with agents(plan.hosts, _given(agent), files) as found:
             reached = {host: one for host, one in found.items() if not isinstance(one, RoceRingError)}
             missing = [_unreachable(host, one) for host, one in found.items() if isinstance(one, RoceRingError)]
             yield Fleet(plan, plan_text(plan), reached, tuple(missing))
@@ -111,8 +113,11 @@ def _unreachable(host: str, error: RoceRingError) -> Finding:
     return finding("agent-unreachable", host, error.message, "an answer", error.hint or "see the agent's log there")
 
 
-def finish(findings: Sequence[Finding], document: Mapping[str, Any] | None, lines: Sequence[str]) -> None:
-    """Prints the result (JSON if `document` is given), then the findings; exits 1 if one is an error."""
+def finish(
+    findings: Sequence[Finding], document: Mapping[str, Any] | None, lines: Sequence[str], *, asked: bool = True
+) -> None:
+    """Prints the result (JSON if `document` is given), then the findings; exits 1 if one is an error, 2 if
+    nobody could be `asked`."""
     from ..mesh.report import in_words
 
     wrong = any(item.severity == "error" for item in findings)
@@ -125,4 +130,4 @@ def finish(findings: Sequence[Finding], document: Mapping[str, Any] | None, line
             print(line)
         for line in in_words(findings):
             print(line, file=sys.stderr if wrong and not lines else sys.stdout)
-    raise typer.Exit(1 if wrong else 0)
+    raise typer.Exit((1 if asked else 2) if wrong else 0)

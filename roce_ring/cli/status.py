@@ -81,7 +81,7 @@ def nodes_of(plan_file: Path, agent: list[str], tls: Path | None, as_json: bool)
                 fix = "'roce-ring up' with this plan"
                 found.append(finding("plan-differs", host, seen, f"plan {nodes.plan.hash[:12]}", fix))
         lines = [*table(states).splitlines(), *_held(states)] if states else []
-        finish(found, {"schema": SCHEMA, "nodes": as_dicts(states)} if as_json else None, lines)
+        finish(found, {"schema": SCHEMA, "nodes": as_dicts(states)} if as_json else None, lines, asked=bool(states))
 
 
 def _held(states: dict[str, NodeStatus]) -> list[str]:

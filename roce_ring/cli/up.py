@@ -40,9 +40,17 @@ def register(app: typer.Typer) -> None:
             found = refused(nodes)
             if found:
                 _say_nothing_changed(as_json)
-                finish(found, {"schema": SCHEMA, "nodes": []} if as_json else None, ())
+                finish(found, {"schema": SCHEMA, "nodes": []} if as_json else None, (), asked=bool(nodes.agents))
             before, found = nodes.each(lambda one: one.status())
-            found = found or _commit(nodes, before, force)
+            try:
+                found = found or _commit(nodes, before, force)
+            except KeyboardInterrupt:
+                print(
+                    f"interrupted: nodes go on with plan {nodes.plan.hash[:12]}; "
+                    f"'roce-ring status {plan_file}' shows it, 'roce-ring down {plan_file}' takes it back",
+                    file=sys.stderr,
+                )
+                raise typer.Exit(130) from None
             if not found and prove:
                 from .verify import proven
 

@@ -56,8 +56,11 @@ def proven(nodes: Fleet, schema: str, as_json: bool) -> None:
     found += broken
     if as_json:
         document = {"schema": schema, "nodes": as_dicts(after), "paths": msgspec.to_builtins(proofs)}
-        finish(found, document, ())
-    finish(found, None, [*table(after).splitlines(), "", *text_table(COLUMNS, list(map(_row, proofs))).splitlines()])
+        finish(found, document, (), asked=bool(before))
+    shown = (
+        [*table(after).splitlines(), "", *text_table(COLUMNS, list(map(_row, proofs))).splitlines()] if before else []
+    )
+    finish(found, None, shown, asked=bool(before))
 
 
 def _row(proof: Proof) -> tuple[str, ...]:

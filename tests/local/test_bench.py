@@ -24,6 +24,7 @@ from roce_ring.bench import data
 from roce_ring.bench.cases import Case, Spec, build, parse_dtypes, parse_sizes
 from roce_ring.bench.check import Wrong, check_once, exact_answer, sides
 from roce_ring.bench.job import RankFacts, Result, Row
+from roce_ring.bench.member import place as place_of
 from roce_ring.bench.member import rank_here
 from roce_ring.bench.parts import NAMES, Parts
 from roce_ring.bench.process import CpuTime
@@ -34,6 +35,7 @@ from roce_ring.cli.bench import try_to_write
 from roce_ring.cli.main import build as build_program
 from roce_ring.errors import ConfigError
 from roce_ring.native import Profile
+from roce_ring.settings import Settings
 from roce_ring.topology import plan_of
 
 BENCH = [sys.executable, "-m", "roce_ring.cli.main", "bench"]
@@ -491,9 +493,26 @@ def test_a_host_is_the_rank_whose_ports_it_has_or_whose_name(plan_file: str, tmp
     assert "--rank 0 to 3" in refused.value.hint
 
 
+def test_a_rank_that_is_another_hosts_is_refused(
+    plan_file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise every rank advises to give correct ports other addresses."""
+    plan = plan_of(plan_file)
+    port = tmp_path / "enp1s0f0np0" / "address"
+    port.parent.mkdir()
+    port.write_text(plan.nodes[2].hcas[1].mac + "\n")
+    monkeypatch.setattr("roce_ring.bench.member._NET", tmp_path)
+    settings = Settings(plan=plan_file)
+    assert place_of("unix:/nowhere", settings, 2, None, "").rank == 2
+    with pytest.raises(ConfigError, match=r"--rank is 3, but this host has the ports of rank 2 \(s3\)"):
+        place_of("unix:/nowhere", settings, 3, None, "")
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
+        (["--join", "10.0.0.1:29400", "--plan", "PLAN", "--rank", "0"], "--tls DIR, a directory with ca.pem"),
+        (["--join", "10.0.0.1:29400", "--plan", "PLAN", "--rank", "0", "--tls", "/nowhere"], "ca file /nowhere/ca.pem"),
         (["--join", "unix:/nowhere"], "--join needs the plan"),
         (["--rank", "1", "--tls", "x"], "--rank, --tls is for several hosts, but --join is not there"),
         (["--join", "unix:/nowhere", "--local", "3", "--compare", "gloo"], "--local, --compare is for one machine"),

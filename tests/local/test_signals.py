@@ -44,10 +44,36 @@ def test_ctrl_c_in_an_operation_that_waits(start: Starter) -> None:
     pressed = time.monotonic()
     ranks.wait_for_end(WAITS)
     ranks.go([1, 2])
-    (what, when), *others = ranks.values(allow=("was interrupted while it waited",))
+    (what, when), *others = ranks.values(allow=("was interrupted",))
     assert what == "KeyboardInterrupt"
     assert when - pressed < 3
     assert {code for code, _ in others} == {"interrupted by rank 0"}
+
+
+def leave_in_the_middle(me: Rank, how: str) -> str:
+    with me.communicator() as ar:
+        x = np.ones(10, np.float32)
+        ar.all_reduce(x)
+        if me.rank == WAITS:
+            if how == "ctrl-c":
+                raise KeyboardInterrupt
+            raise SystemExit(0 if how == "done" else 143)
+        try:
+            ar.all_reduce(x)
+        except SessionAborted as error:
+            return error.code
+    return "finished"
+
+
+@pytest.mark.parametrize(
+    ("how", "code"), [("ctrl-c", "interrupted"), ("sigterm", "interrupted"), ("done", "peer_closed")]
+)
+def test_who_is_stopped_between_operations_says_so(start: Starter, how: str, code: str) -> None:
+    """Its peers would be told to count their collectives, when somebody pressed Ctrl-C."""
+    ranks = start(leave_in_the_middle, 2, how=how)
+    first, second = ranks.finish(allow=("was interrupted", "closed its session", "is late"))
+    assert first.error is not None
+    assert second.value == code
 
 
 def test_other_signals_do_no_harm(start: Starter) -> None:

@@ -55,9 +55,7 @@ def test_a_crash_while_saving_leaves_the_old_state(tmp_path: Path, monkeypatch: 
 def test_a_file_that_is_no_state_is_one_sentence(tmp_path: Path, content: bytes) -> None:
     """It says which routes are ours: nothing may be touched on a guess."""
     (tmp_path / "agent.json").write_bytes(content)
-    with pytest.raises(
-        StateError, match=r"state file .*agent.json cannot be read \(.*remove it and let 'roce-ring up'"
-    ):
+    with pytest.raises(StateError, match=r"state file .*agent.json cannot be read \(.*remove it; then 'roce-ring up'"):
         load(tmp_path)
     assert (tmp_path / "agent.json").read_bytes() == content
 

@@ -206,7 +206,42 @@ def test_verify_says_what_failed_on_every_path(fleet: Fleet, run: Run, asked: Ca
 
 def test_verify_of_nothing_proves_nothing(run: Run, asked: Callable[..., Any]) -> None:
     code, document = asked("verify")
-    assert (code, document["paths"], codes(document)) == (1, [], ["plan-differs"] * 4)
+    assert (code, codes(document)) == (1, ["plan-differs"] * 4)
+    assert len(document["paths"]) == 24
+    assert not any(path["ok"] for path in document["paths"])
+    assert document["paths"][0]["why"].startswith("unknown: ")
+
+
+def test_what_was_not_looked_at_is_never_ok(fleet: Fleet, run: Run, asked: Callable[..., Any]) -> None:
+    """A row that is missing, or that leaves out the relay, reads like one that is proved."""
+    run("up", "--no-prove")
+    fleet.servers["s2"].close(0)
+    _, document = asked("verify")
+    concerned = [path for path in document["paths"] if "s2" in (path["source"], path["target"], *path["via"])]
+    assert len(document["paths"]) == 24
+    assert len(concerned) == 14
+    assert not any(path["ok"] for path in concerned)
+
+
+def test_down_says_what_it_leaves(fleet: Fleet, run: Run, asked: Callable[..., Any]) -> None:
+    """The agent of a node lost its state, what stood was adopted, and nobody would take it back."""
+    run("up", "--no-prove")
+    fleet.nodes[3].agent._state.owned.clear()  # as after 'rm agent.json' and 'up'
+    fleet.nodes[3].agent.verify()
+    code, document = asked("down")
+    assert code == 0
+    [left] = document["findings"]
+    assert (left["code"], left["where"]) == ("left-in-place", "s4")
+    assert left["seen"].count("route 10.") == 2
+    assert [node["result"] for node in document["nodes"]][:3] == ["taken back"] * 3
+    assert document["nodes"][3]["result"].startswith("taken back; ")
+
+
+@pytest.mark.parametrize("verb", ["status", "verify", "up", "down"])
+def test_nobody_to_ask_is_not_the_ring_being_broken(typed: Run, plan: Path, verb: str) -> None:
+    """Monitoring must be able to tell a broken ring from a broken way to it."""
+    nowhere = [f"--agent=s{number}=unix:/nowhere/s{number}.sock" for number in (1, 2, 3, 4)]
+    assert typed(verb, str(plan), *nowhere)[0] == 2
 
 
 def test_a_relay_that_cannot_be_asked_refutes_nothing(fleet: Fleet, run: Run, asked: Callable[..., Any]) -> None:
@@ -311,15 +346,22 @@ def test_a_wrong_option_is_a_wrong_use(verb: str, options: list[str], said: str,
     assert said in sentence(err)
 
 
-def test_tls_files_that_are_missing_are_named_for_each_node(typed: Run, plan: Path) -> None:
+def test_tls_files_that_are_missing_are_the_callers_mistake(typed: Run, plan: Path) -> None:
     addresses = [f"--agent=s{number}=10.0.0.1:7000" for number in (1, 2, 3, 4)]
-    code, out, _ = typed("status", str(plan), *addresses, "--tls", str(plan.parent), "--json")
-    assert code == 1
-    assert all("ca.pem: no such file" in item["seen"] for item in json.loads(out)["findings"])
+    code, _, err = typed("status", str(plan), *addresses, "--tls", str(plan.parent))
+    assert code == 2
+    assert err.count("ca.pem: no such file") == 1
+
+
+def test_an_agent_behind_a_port_needs_tls_here_too(typed: Run, plan: Path) -> None:
+    """On loopback as well: what answers there speaks nothing else, and would only seem away."""
+    code, _, err = typed("status", str(plan), "--agent=s1=127.0.0.1:7000")
+    assert code == 2
+    assert "an agent at 127.0.0.1:7000 speaks mutual TLS only" in err
 
 
 def test_ctrl_c_in_the_middle_of_a_commit(fleet: Fleet, plan: Path) -> None:
-    """The nodes finish what they began; the program says one word."""
+    """The nodes finish what they began; the program says so, and how to see it and take it back."""
     inside, leave = threading.Event(), threading.Event()
 
     def slow(command: str) -> None:
@@ -331,7 +373,10 @@ def test_ctrl_c_in_the_middle_of_a_commit(fleet: Fleet, plan: Path) -> None:
         assert inside.wait(20)
         process.send_signal(signal.SIGINT)
         threading.Timer(0.2, leave.set).start()
-        assert ended(process) == (130, "interrupted\n")
+        status, said = ended(process)
+        assert status == 130
+        assert "interrupted: nodes go on with plan" in said
+        assert f"'roce-ring down {plan}' takes it back" in said
     until(lambda: all(node.agent.status().phase == "active" for node in fleet.nodes), "all nodes have the plan")
 
 
