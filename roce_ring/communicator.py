@@ -220,6 +220,9 @@ class AllReduce:
         `prefetch`: up to 8 tensors that are read next, such as the next layer's weights. What fits the cache is asked
         for while the operation waits for its peers. They must live as long as a graph that this call is captured in."""
         asked = (mode, fp32_partials)
+        if not isinstance(prefetch, (list, tuple)):
+            kind = type(prefetch).__name__
+            raise UnsupportedError(f"all_reduce: prefetch is a {kind}, expected a list of tensors")
         plain = residual is None and norm_weight is None and not prefetch
         if self._repeats is not None and plain:
             done = self._repeats.again(x, out, asked)

@@ -88,6 +88,7 @@ def refused(me: Rank) -> list[str]:
             {"residual": r, "norm_weight": r[1]},
             {"residual": r, "norm_weight": w, "eps": -1.0},
             {"residual": r, "norm_weight": w, "eps": 1},
+            {"prefetch": w},
             {"prefetch": [w] * 9},
             {"prefetch": [w, r.T]},
         ]
@@ -116,6 +117,7 @@ def test_what_does_not_fit_is_one_sentence_on_every_rank(start: Starter) -> None
             "all_reduce: norm_weight overlaps residual",
             "all_reduce: eps is -1.0, expected a finite float of at least 0",
             "all_reduce: eps is 1, expected a finite float of at least 0",
+            "all_reduce: prefetch is a ndarray, expected a list of tensors",
             "all_reduce: prefetch has 9 tensors, at most 8 are taken",
             "all_reduce: tensor 1 of prefetch is not contiguous",
             "all_reduce: x has no dimension, a norm needs rows",
