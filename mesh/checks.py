@@ -15,10 +15,10 @@ from contextlib import suppress
 from .cables import Plug
 from .facts import Facts, Port, interface
 from .finding import Finding, finding
+from .inventory import HOST
 from .limits import HAIRPIN_MAX
 
 MIN_NODES, MAX_NODES = 2, 16
-HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 DEVICE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # netdev and RDMA names end up in commands and environment lines
 _MAX_NETDEV = 15  # IFNAMSIZ - 1
 MAX_RDMA = 63  # IB_DEVICE_NAME_MAX - 1
@@ -26,6 +26,7 @@ PCI = re.compile(r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]")
 MAC = re.compile(r"([0-9a-f]{2}:){5}[0-9a-f]{2}")
 # this network, loopback, and from 224.0.0.0 on multicast, reserved and broadcast: no port is reached there
 _NO_HOSTS = tuple(map(ipaddress.IPv4Network, ("0.0.0.0/8", "127.0.0.0/8", "224.0.0.0/3")))
+_ROCE_MTUS = (256, 512, 1024, 2048, 4096)
 _GID_ROWS = (0, 255, "verbs keep the index in one byte")
 _BOUNDS = {  # field -> smallest, largest, what says so
     "mtu": (0, 9978, "maxmtu of mlx5 in 'ip -d link'"),
@@ -38,7 +39,10 @@ _BOUNDS = {  # field -> smallest, largest, what says so
 
 
 def check_facts(facts: Facts) -> Iterator[Finding]:
-    """Findings of every check in CHECKS."""
+    """Findings of every check in CHECKS; of a list that is no ring at all, that alone."""
+    if len(facts) > MAX_NODES:
+        yield from _node_count(facts)
+        return
     for check in CHECKS:
         yield from check(facts)
 
@@ -76,7 +80,10 @@ def _names(facts: Facts) -> Iterator[Finding]:
     for node in facts:
         if not HOST.fullmatch(node.host):
             yield _bad(
-                f"node {node.rank}", f"host name {node.host!r}", "letters, digits, '.', '-' and '_'", "correct 'host'"
+                f"node {node.rank}",
+                f"host name {node.host!r}",
+                "a name of at most 253 letters, digits, '.', '-' and '_'",
+                "correct 'host'",
             )
         for port in node.ports:
             for field, limit in (("netdev", _MAX_NETDEV), ("rdma", MAX_RDMA)):
@@ -101,16 +108,21 @@ def _addresses(facts: Facts) -> Iterator[Finding]:
                 str(port), f"ipv4 {port.ipv4!r}", "an address with its prefix, like 10.10.0.10/24", "correct 'ipv4'"
             )
             continue
-        if not 8 <= network.prefixlen <= 30:
+        if "/" not in (port.ipv4 or ""):
+            seen = f"ipv4 {port.ipv4} has no prefix length"
+            yield _bad(str(port), seen, "an address with its prefix, like 10.10.0.10/24", "write its subnet's length")
+        elif not 8 <= network.prefixlen <= 30:
             fix = "give each cable and plane its own subnet, customarily a /24"
             yield _bad(str(port), f"ipv4 {port.ipv4} has a /{network.prefixlen} prefix", "/8 to /30", fix)
-        elif address in (network.network_address, network.broadcast_address) or any(
-            address in block for block in _NO_HOSTS
-        ):
+        elif any(network.overlaps(block) for block in _NO_HOSTS):
+            seen = f"ipv4 {port.ipv4}: {network} has no addresses for hosts"
+            expected = "a subnet that is not multicast, loopback, reserved or 0.x"
+            yield _bad(str(port), seen, expected, "give the cable another subnet, like 10.10.0.0/24")
+        elif address in (network.network_address, network.broadcast_address):
             yield _bad(
                 str(port),
                 f"ipv4 {port.ipv4} is no host address",
-                "one host's, not the network's own, broadcast, multicast, loopback or 0.x",
+                "one host's, not the network's own or its broadcast",
                 "use another address of the subnet",
             )
         if port.mac is None:
@@ -141,6 +153,14 @@ def _numbers(facts: Facts) -> Iterator[Finding]:
             if value is not None and not low <= value <= high:
                 fix = f"correct '{field.split()[0]}'"
                 yield _bad(str(port), f"{field} {value}", f"{low} to {high} ({reason})", fix)
+
+
+def _roce_mtus(facts: Facts) -> Iterator[Finding]:
+    for port in ports(facts):
+        mtu = port.roce_active_mtu
+        if mtu is not None and 256 <= mtu <= 4096 and mtu not in _ROCE_MTUS:
+            expected = f"one of {', '.join(map(str, _ROCE_MTUS))}"
+            yield _bad(str(port), f"roce_active_mtu {mtu}", expected, "copy active_mtu from 'ibv_devinfo'")
 
 
 def _duplicates(facts: Facts) -> Iterator[Finding]:
@@ -237,6 +257,7 @@ CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
     _names,
     _addresses,
     _numbers,
+    _roce_mtus,
     _duplicates,
     _overlaps,
     _inventory_problems,

@@ -84,7 +84,8 @@ class Port(FunctionState, frozen=True, kw_only=True):
     gids: tuple[Gid, ...] | None
 
     def __str__(self) -> str:
-        return f"{self.host} {self.netdev} (plane {self.plane}, port {self.port})"
+        # What was mistyped may be a page long; longer than these no name is right.
+        return f"{self.host[:253]} {self.netdev[:63]} (plane {self.plane}, port {self.port})"
 
 
 class Node(msgspec.Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Literal
 
@@ -138,7 +139,15 @@ class Finding(msgspec.Struct, frozen=True):
 
 def finding(code: str, where: str, seen: str, expected: str, fix: str) -> Finding:
     """A finding whose severity comes from the list above; an unlisted code is a programming error (KeyError)."""
-    return Finding(code, CODES[code][0], *map(_printable, (where, seen, expected, fix)))
+    return Finding(code, CODES[code][0], *map(_printable, (where, _short(seen), expected, fix)))
+
+
+def _short(text: str) -> str:
+    """What the user wrote may be a word of a thousand letters or digits: its beginning tells which one it is."""
+    return _LONG.sub(lambda word: f"{word[0][:40]}...({len(word[0].strip(_QUOTES))} characters)", text)
+
+
+_LONG, _QUOTES = re.compile(r"\S{121,}"), "'\"`"
 
 
 def _printable(text: str) -> str:

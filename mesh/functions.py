@@ -68,7 +68,9 @@ def _mtu(port: Port) -> Iterator[Finding]:
     elif port.mtu < MIN_MTU:
         yield finding("mtu-small", str(port), f"MTU {port.mtu}", f"{GOOD_MTU} (at least {MIN_MTU})", persist)
     elif port.roce_active_mtu is not None and port.roce_active_mtu != ROCE_MTU:
-        fix = f"{persist}; then check active_mtu in 'ibv_devinfo -d {port.rdma}'"
+        check = f"check active_mtu in 'ibv_devinfo -d {port.rdma}'"
+        again = f"the port's MTU is right: {check}; if it is still so, set the port down and up while nothing uses it"
+        fix = again if port.mtu >= GOOD_MTU else f"{persist}; then {check}"
         yield finding(
             "mtu-small",
             str(port),

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Callable  # noqa: UP035 (a remote machine may have an older Python)
 
 SCHEMA = "roce-ring/inventory/v1"
+HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 HAIRPIN_DEFAULT = 1024  # packets; what mlx5 starts every boot with
 COMMAND_TIMEOUT_S = 10
 MOST_EMPTY_ROWS = 16  # of a GID table, in one stretch
@@ -230,9 +231,11 @@ def main(argv: list[str] | None = None, prog: str | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog=prog, description="Print one machine's facts for the planner, as JSON. Changes nothing."
     )
-    parser.add_argument("--host", default="", help="name to give the node (default: this machine's host name)")
+    parser.add_argument("--host", help="name to give the node (default: this machine's host name)")
     options = parser.parse_args(argv)
-    facts = take(host=options.host)
+    if options.host is not None and not HOST.fullmatch(options.host):
+        parser.error(f"--host {options.host[:60]!r}: expected up to 253 letters, digits, '.', '-' and '_'")
+    facts = take(host=options.host or "")
     try:
         if sys.stdout is None:  # what Python makes of a closed one
             raise OSError(errno.EBADF, "it is closed")

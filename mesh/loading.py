@@ -6,6 +6,7 @@ import difflib
 import os
 import re
 from collections.abc import Hashable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,18 @@ from .strict import convert, suggest
 from .words import check_words
 
 _SUFFIXES = (".json", ".yaml", ".yml")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a file should be, in words: what one holds, and where to get one."""
+
+    holds: str
+    fix: str
+
+
+_FACTS = Kind("a mapping with 'nodes'", "start from a file in mesh/examples, or write one with 'roce-ring inventory'")
+_PLAN = Kind("a plan", "name the plan.json that 'roce-ring plan --out' wrote, or write it again with this version")
 PLAN_FILE, FACTS_FILE = "plan.json", "facts.json"  # in a directory that --out wrote
 MOST_BYTES = 1 << 20  # the plan of sixteen nodes is half as large as JSON, and more would take long to parse
 _BASE: Any = getattr(
@@ -98,7 +111,7 @@ def node_from_json(raw: object, where: str) -> NodeEntry:
     return convert(raw, NodeEntry, where)
 
 
-def read_document(path: Path) -> object:
+def read_document(path: Path, wanted: Kind) -> object:
     """The parsed content of a YAML or JSON file; every way it can fail is a finding."""
     where = str(path)
     try:
@@ -108,7 +121,7 @@ def read_document(path: Path) -> object:
         raise Refused([_missing(path, error)]) from None
     if len(content) > MOST_BYTES:
         expected = f"at most {MOST_BYTES} bytes, more than sixteen nodes need"
-        raise Refused([finding("file-large", where, "the file is larger", expected, "name a facts file")])
+        raise Refused([finding("file-large", where, "the file is larger", expected, wanted.fix)])
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError:
@@ -118,18 +131,39 @@ def read_document(path: Path) -> object:
     except yaml.YAMLError as error:
         raise Refused([_not_yaml(where, _yaml_reason(error, text), "correct the file at that place")]) from None
     except RecursionError:
-        raise Refused([_not_yaml(where, "is nested too deeply", "write facts as in mesh/examples")]) from None
+        raise Refused([_not_yaml(where, "is nested too deeply", wanted.fix)]) from None
     if raw is None:
-        fix = "start from a file in mesh/examples, or write one with 'roce-ring inventory'"
-        raise Refused([finding("file-empty", where, "the file holds nothing", "a mapping with 'nodes'", fix)])
+        raise Refused([finding("file-empty", where, "the file holds nothing", wanted.holds, wanted.fix)])
     return raw
+
+
+def what_it_is(raw: object) -> str:
+    """A document of ours in words, for whoever was given one in the place of another."""
+    first = raw[0] if isinstance(raw, list) and raw else raw
+    schema = first.get("schema") if isinstance(first, dict) else None
+    if isinstance(schema, str) and schema in _DOCUMENTS:
+        return _DOCUMENTS[schema]
+    if isinstance(raw, dict) and schema is not None:
+        return f"schema {str(schema)!r}"
+    if isinstance(raw, dict):
+        return "facts" if "nodes" in raw else "a mapping without 'schema'"
+    return "a list" if isinstance(raw, list) else "neither a mapping nor a list"
+
+
+_DOCUMENTS = {  # schema -> what has it
+    SCHEMA: "a plan",
+    "roce-ring/plan/v1": "what 'roce-ring plan --json' printed",
+    "roce-ring/inventory/v1": "the inventory of one node",
+    "roce-ring/evidence/v1": "the doctor's evidence",
+    "roce-ring/doctor/v1": "what 'roce-ring doctor --json' printed",
+}
 
 
 def load_plan(path: Path) -> Plan:
     """A plan that ``--out`` wrote, or that directory; :class:`Refused` if it is none, of another schema, or edited."""
     if _is_directory(path):
         path = path / PLAN_FILE
-    return _plan(read_document(path), str(path))
+    return _plan(read_document(path, _PLAN), str(path))
 
 
 def plan_text(plan: Plan) -> str:
@@ -148,23 +182,22 @@ def plan_from_json(document: str, where: str) -> Plan:
 
 
 def _plan(raw: object, where: str) -> Plan:
-    schema = raw.get("schema") if isinstance(raw, dict) else None
-    fix = "name the plan.json or plan.yaml that --out wrote, or write it again with this version"
-    if schema != SCHEMA:
-        raise Refused([finding("bad-value", where, f"schema {schema!r}", SCHEMA, fix)])
+    if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
+        raise Refused([finding("bad-value", where, f"holds {what_it_is(raw)}", f"a plan ({SCHEMA})", _PLAN.fix)])
     try:
         plan = msgspec.convert(raw, Plan)
     except msgspec.ValidationError as error:
-        raise Refused([finding("wrong-type", where, str(error), "a plan", fix)]) from None
+        raise Refused([finding("wrong-type", where, str(error), "a plan", _PLAN.fix)]) from None
     if plan_hash(plan) != plan.hash:
         seen = f"the content hashes to {plan_hash(plan)[:12]}, the file says {plan.hash[:12]}"
-        raise Refused([finding("bad-value", where, seen, "an unedited plan", fix)])
+        raise Refused([finding("bad-value", where, seen, "an unedited plan", _PLAN.fix)])
     raise_errors(check_words(plan, where))
     return plan
 
 
 def _load_file(path: Path) -> tuple[tuple[NodeEntry, ...], Common]:
-    raw = read_document(path)
+    raw = read_document(path, _FACTS)
+    _refuse_others(raw, str(path))
     if isinstance(raw, dict) and "host" in raw and "nodes" not in raw:
         fix = f"put the inventories of all nodes in one directory and plan that: {path.parent}"
         raise Refused([finding("node-count", str(path), "holds the inventory of one node", "2 to 16 nodes", fix)])
@@ -173,6 +206,13 @@ def _load_file(path: Path) -> tuple[tuple[NodeEntry, ...], Common]:
     if unknown:
         raise Refused(unknown)
     return facts.nodes, facts.common
+
+
+def _refuse_others(raw: object, where: str) -> None:
+    """Raises Refused for a document of ours that holds no facts: field by field nobody would see that."""
+    if (what := what_it_is(raw)) in _DOCUMENTS.values() and what != _DOCUMENTS["roce-ring/inventory/v1"]:
+        fix = "name the facts it came from: the directory that 'roce-ring plan --out' wrote has them in facts.json"
+        raise Refused([finding("wrong-type", where, f"holds {what}", f"facts: {_FACTS.holds}", fix)])
 
 
 def _load_directory(path: Path) -> tuple[tuple[NodeEntry, ...], Common]:
@@ -190,7 +230,9 @@ def _load_directory(path: Path) -> tuple[tuple[NodeEntry, ...], Common]:
     nodes, problems = [], []
     for file in files:
         try:
-            nodes.append(node_from_json(read_document(file), str(file)))
+            raw = read_document(file, _FACTS)
+            _refuse_others(raw, str(file))
+            nodes.append(node_from_json(raw, str(file)))
             problems += _unknown_netdevs(nodes[-1:], Common(), str(file))
         except Refused as refused:
             problems += refused.findings

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -36,9 +37,8 @@ def write(directory: Path, plan: Plan, facts: Facts, findings: Sequence[Finding]
         directory.parent.mkdir(parents=True, exist_ok=True)
         fresh = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
     except OSError as error:
-        raise CannotWrite(
-            f"{error.filename or directory.parent} cannot be written ({error.strerror}); name a directory you may write"
-        ) from error
+        at = error.filename if error.filename in map(str, (directory, *directory.parents)) else directory.parent
+        raise CannotWrite(f"{at} cannot be written ({error.strerror}); name a directory you may write") from error
     try:
         fresh.chmod(0o755)
         _fill(fresh, plan, facts, findings)
@@ -47,6 +47,29 @@ def write(directory: Path, plan: Plan, facts: Facts, findings: Sequence[Finding]
         raise CannotWrite(f"{directory} cannot be written ({error.strerror}); nothing was changed") from error
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write one file, or raise :class:`CannotWrite`."""
+    with _in_words(path):
+        path.write_bytes(content)
+
+
+def try_file(path: Path) -> None:
+    """Raise :class:`CannotWrite` if the file cannot be opened for writing. Leaves what is there as it is."""
+    with _in_words(path):
+        fresh = not (path.exists() or path.is_symlink())
+        path.open("ab").close()
+        if fresh:
+            path.unlink()
+
+
+@contextmanager
+def _in_words(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CannotWrite(f"{path} cannot be written ({error.strerror or error}); name another file") from error
 
 
 def _refuse_to_lose(directory: Path) -> None:

@@ -27,6 +27,7 @@ from . import output, report, ssh
 from .commands import down, up
 from .diff import differences
 from .facts import Common, Facts, resolve
+from .failure import Parser, print_error
 from .finding import Finding, Refused
 from .loading import load_facts, load_plan, put_in_order
 from .model import Plan
@@ -36,13 +37,14 @@ from .text import environment
 
 SCHEMA = "roce-ring/plan/v1"
 OK, WRONG, COULD_NOT_LOOK, INTERRUPTED = 0, 1, 2, 130
+SSH_TIMEOUT_S = 60.0
 MAX_SSH_TIMEOUT_S = 3600  # an hour; larger numbers overflow in the operating system
 _NOT_LOOKED = {"file-missing"}  # findings that mean there was nothing to judge
 
 
 def parser(prog: str | None = None) -> argparse.ArgumentParser:
     """The command line, for both ways to start the program."""
-    options = argparse.ArgumentParser(
+    options = Parser(
         prog=prog,
         description="Plan a switchless RoCE ring: order, paths, forwarding rules and the engines' environment lines.",
         epilog="Examples of FACTS are in mesh/examples; docs/mesh.md describes the format.",
@@ -50,7 +52,7 @@ def parser(prog: str | None = None) -> argparse.ArgumentParser:
     add = options.add_argument
     add("facts", nargs="?", type=Path, metavar="FACTS", help="YAML or JSON file, or a directory with one file per node")
     add("--ssh", nargs="+", metavar="HOST", help="take the facts from these hosts over ssh, rank 0 first (read-only)")
-    add("--ssh-timeout", type=float, default=60.0, metavar="S", help="seconds to wait for each host (default 60)")
+    add("--ssh-timeout", type=float, metavar="S", help=f"seconds to wait for each host (default {SSH_TIMEOUT_S:g})")
     add("--tp-order", metavar="HOST,...", help="tensor-parallel order, rank 0 first (default: as listed)")
     add("--propose-order", action="store_true", help="print the order with the fewest relays between ranks, and stop")
     add("--dry-run", action="store_true", help="print the exact commands for every node, up and down")
@@ -66,6 +68,11 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
     chosen = options.parse_args(argv)
     if (chosen.facts is None) == (chosen.ssh is None):
         options.error("give either FACTS or --ssh HOST...")
+    if chosen.propose_order and (chosen.out or chosen.diff or chosen.dry_run):
+        options.error("--propose-order prints an order and stops: give it without --out, --diff and --dry-run")
+    if chosen.ssh is None and chosen.ssh_timeout is not None:
+        options.error("--ssh-timeout is for --ssh, which is not there")
+    chosen.ssh_timeout = SSH_TIMEOUT_S if chosen.ssh_timeout is None else chosen.ssh_timeout
     if not 0 < chosen.ssh_timeout <= MAX_SSH_TIMEOUT_S:
         options.error(f"--ssh-timeout must be more than 0 and at most {MAX_SSH_TIMEOUT_S} seconds")
     if chosen.tp_order is not None and "" in _order(chosen):
@@ -74,6 +81,8 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
         return _answer(chosen)
     except output.CannotWrite as failed:
         _error(str(failed))
+        if chosen.json:
+            print_error("setup", str(failed))
     except BrokenPipeError:  # the reader (head, less) has seen enough
         _drop_output()
         return OK

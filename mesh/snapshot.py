@@ -18,7 +18,11 @@ ETHERTYPES = {"ip": 0x0800, "ipv4": 0x0800, "ipv6": 0x86DD, "arp": 0x0806, "all"
 
 
 class CommandFailed(Exception):
-    """A command that had to work did not; the message is one sentence."""
+    """A command that had to work did not; the message is one sentence, ``fix`` what to do if that is known."""
+
+    def __init__(self, message: str, fix: str = "") -> None:
+        super().__init__(message)
+        self.fix = fix
 
 
 class Link(msgspec.Struct, frozen=True):
@@ -76,7 +80,8 @@ def run_command(argv: list[str] | tuple[str, ...], stdin: str = "", timeout_s: f
         package = "ethtool" if argv[0] == "ethtool" else "iproute2"
         raise CommandFailed(f"'{argv[0]}' is not installed here; it comes with {package}") from None
     except subprocess.TimeoutExpired:
-        raise CommandFailed(f"'{words}' did not end within {timeout_s:g} s") from None
+        fix = "the node is overloaded, or its kernel is stuck: see 'top' and 'dmesg' there, and try again"
+        raise CommandFailed(f"'{words}' did not end within {timeout_s:g} s", fix) from None
     except OSError as error:
         raise CommandFailed(f"'{words}' cannot be run: {(error.strerror or str(error)).lower()}") from None
     if done.returncode:

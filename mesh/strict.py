@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import difflib
 import reprlib
 import types
@@ -15,6 +16,7 @@ import msgspec
 from .finding import Finding, Refused, finding
 
 T = TypeVar("T", bound=msgspec.Struct)
+MOST_UNKNOWN = 4  # each told by itself, with the name that it is like
 MOST_ITEMS = 256  # a GID table has at most as many rows, and nothing else in the facts is as long
 
 _KINDS = {str: "text", int: "a whole number", bool: "true or false", float: "a number"}
@@ -76,12 +78,17 @@ def _check_struct(raw: object, kind: type[msgspec.Struct], where: str, name: str
         yield _wrong(raw, "a mapping of field names to values", where, name)
         return
     fields = _fields(kind)
+    unknown = [str(key) for key in raw if key not in fields]
+    expected = "only fields of this format here"
+    if len(unknown) > MOST_UNKNOWN:  # not misspelt: another kind of mapping
+        seen = f"fields {', '.join(map(repr, unknown[:3]))} and {len(unknown) - 3} more are unknown"
+        yield finding("unknown-field", where, seen, expected, f"known names: {', '.join(sorted(fields))}")
+    else:
+        for key in unknown:
+            yield finding("unknown-field", where, f"field '{key}' is unknown", expected, suggest(key, fields))
     for key, value in raw.items():
         if key in fields:
             yield from _check(value, fields[key].type, f"{where}.{key}", str(key))
-        else:
-            expected = "only fields of this format here"
-            yield finding("unknown-field", where, f"field '{key}' is unknown", expected, suggest(str(key), fields))
     for key, field in fields.items():
         if field.required and key not in raw:
             fix = f"add '{key}: ...' there"
@@ -99,7 +106,7 @@ def _item_name(where: str, number: int, item: object) -> str:
 
 def _wrong(raw: object, expected: str, where: str, name: str) -> Finding:
     # reprlib looks at the first few items only: YAML aliases make a page of text into more than memory holds
-    shown = repr(raw[:60]) if isinstance(raw, str) else reprlib.repr(raw)[:60]
+    shown = repr(raw[:60]) if isinstance(raw, str) else _in_yaml(raw)[:60]
     seen = "nothing" if raw is None else f"{_describe(raw)} {shown}"
     fix = f"write {expected} there"
     if expected == "text" and (name in _COLON_FIELDS) and isinstance(raw, (int, float)):
@@ -107,9 +114,17 @@ def _wrong(raw: object, expected: str, where: str, name: str) -> Finding:
     return finding("wrong-type", where, f"holds {seen}", expected, fix)
 
 
+def _in_yaml(raw: object) -> str:
+    """As it is written in a file, not in Python."""
+    if isinstance(raw, bool):
+        return str(raw).lower()
+    return str(raw) if isinstance(raw, datetime.date) else reprlib.repr(raw)
+
+
 def _describe(raw: object) -> str:
     names: dict[type, str] = {
-        str: "the text", bool: "the truth value", int: "the number", float: "the number",
-        list: "the list", dict: "the mapping",
+        str: "the text", bool: "the value", int: "the number", float: "the number",
+        list: "the list", dict: "the mapping", datetime.date: "the date", datetime.datetime: "the time",
+        bytes: "the binary value", set: "the set",
     }  # fmt: skip
-    return names.get(type(raw), f"the {type(raw).__name__}")
+    return names.get(type(raw), "the value")

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from .checks import DEVICE, HOST, MAC, MAX_RDMA, PCI
+from .checks import DEVICE, MAC, MAX_RDMA, PCI
 from .finding import Finding, finding
+from .inventory import HOST
 from .model import Plan
 
 

@@ -94,7 +94,7 @@ class Cx7:
             yield from refused.findings
             return
         for text in unread:
-            fix = "install what is missing (ethtool, iproute2 with devlink), or mend the function"
+            fix = "install what is missing (ethtool, iproute2 with devlink), mend the function, or see why it is slow"
             yield finding("inventory-problem", node.host, text, "an answer", fix)
         for found in check_functions(ports, (), bool(node.markers), {0} if node.rules else ()):
             # links, MTUs, addresses and queue sizes are ours to set

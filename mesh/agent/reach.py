@@ -123,7 +123,7 @@ def _forward(
             _end(process)
             last = (said.read_text(errors="replace").strip().splitlines() or ["no message"])[-1]
             fix = f"check that 'ssh -o BatchMode=yes {destination}' logs in without a question, as root"
-            raise AgentError("not-running", f"{host}: ssh failed ({last})", fix)
+            raise AgentError("not-running", f"ssh failed ({last})", fix)
         time.sleep(0.02)
     if not answers:
         fix = (

@@ -16,7 +16,7 @@ def look(plane: Dataplane, node: NodePlan, thorough: bool = True) -> Snapshot:
     try:
         return plane.look(node, thorough)
     except CommandFailed as failed:
-        fix = "install or repair iproute2"
+        fix = failed.fix or "install or repair iproute2"
         raise Refused([finding("object-failed", node.host, str(failed), "an answer", fix)]) from None
 
 

@@ -55,7 +55,7 @@ class AgentServer:
         self._node_lock = _lock_node()
         try:
             self._agent = make_agent()
-            make_run_dir(directory)
+            make_run_dir(directory, "--run-dir")
             _let_in(directory, admin_group if group is None else group)
         except BaseException:
             self._node_lock.close()

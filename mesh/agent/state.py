@@ -59,7 +59,10 @@ def load(directory: Path) -> tuple[State, bool]:
             "touched: bring it back, or remove it; then 'roce-ring up' adopts what stands and 'down' leaves it"
         ) from None
     if state.schema != SCHEMA:
-        raise StateError(f"state file {path} has schema {state.schema!r}, expected {SCHEMA}: another version wrote it")
+        raise StateError(
+            f"state file {path} has schema {state.schema!r}, expected {SCHEMA}: another version wrote it; take the "
+            "plan back with that version, or remove the file: then 'up' adopts what stands, and 'down' leaves it"
+        )
     now = boot_id()
     rebooted = state.boot_id != now
     if rebooted:

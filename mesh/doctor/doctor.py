@@ -23,8 +23,10 @@ try:
 except ImportError as _missing:
     sys.exit(f"doctor: the Python package {_missing.name} is not installed; run: pip install PyYAML msgspec")
 
-from .. import ssh
+from .. import output, ssh
+from ..failure import Parser, in_one, print_error
 from ..finding import Refused
+from ..inventory import HOST
 from ..loading import load_plan, plan_from_json
 from ..model import Plan
 from ..report import in_words
@@ -36,13 +38,14 @@ from .look_host import AGENT_STATE as _AGENT_STATE
 
 SCHEMA = "roce-ring/doctor/v1"
 FINE, FINDINGS, COULD_NOT_LOOK, INTERRUPTED = 0, 1, 2, 130
+INTERVAL_S, SSH_TIMEOUT_S = 1.0, 60.0
 MAX_INTERVAL_S = 3600
 AGENT_STATE = Path(_AGENT_STATE)
 
 
 def parser(prog: str | None = None) -> argparse.ArgumentParser:
     """The command line, for both ways to start the program."""
-    options = argparse.ArgumentParser(
+    options = Parser(
         prog=prog,
         description="Look at this node, or at several over ssh, for whatever stops, slows or misleads a RoCE ring.",
         epilog="Exit status: 0 fine, 1 errors or warnings, 2 something could not be looked at.",
@@ -55,9 +58,9 @@ def parser(prog: str | None = None) -> argparse.ArgumentParser:
         help="the ring's plan (what 'roce-ring plan --out' wrote); default: the one that this node's agent holds",
     )
     add("--ssh", nargs="+", metavar="HOST", help="look at these hosts over ssh instead of at this one")
-    add("--ssh-timeout", type=float, default=60.0, metavar="S", help="seconds to wait for each host (default 60)")
-    add("--host", default="", help="name of this node in the plan (default: this machine's host name)")
-    add("--interval", type=float, default=1.0, metavar="S", help="seconds to watch the counters (default 1; 0: do not)")
+    add("--ssh-timeout", type=float, metavar="S", help=f"seconds to wait for each host (default {SSH_TIMEOUT_S:g})")
+    add("--host", help="name of this node in the plan (default: this machine's host name)")
+    add("--interval", type=float, metavar="S", help="seconds to watch the counters (default 1; 0: do not)")
     add("--evidence-out", type=Path, metavar="FILE", help="also write what was seen to FILE, to be judged elsewhere")
     add("--from", dest="source", type=Path, metavar="FILE", help="judge what --evidence-out wrote instead of looking")
     add("--json", action="store_true", help="print one JSON document instead of text")
@@ -68,8 +71,16 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
     """Run the program; returns its exit status."""
     options = parser(prog)
     chosen = options.parse_args(argv)
-    if chosen.source and (chosen.ssh or chosen.host or chosen.evidence_out):
-        options.error("--from judges a file and looks nowhere: give it without --ssh, --host and --evidence-out")
+    if chosen.source and (chosen.ssh or chosen.host is not None or chosen.evidence_out or chosen.interval is not None):
+        options.error("--from judges a file and looks nowhere: without --ssh, --host, --interval and --evidence-out")
+    if chosen.ssh and chosen.host is not None:
+        options.error("--host names this node, but --ssh looks at others, under the names given there")
+    if not chosen.ssh and chosen.ssh_timeout is not None:
+        options.error("--ssh-timeout is for --ssh, which is not there")
+    if chosen.host is not None and not HOST.fullmatch(chosen.host):
+        options.error(f"--host {chosen.host[:60]!r}: expected up to 253 letters, digits, '.', '-' and '_'")
+    chosen.interval = INTERVAL_S if chosen.interval is None else chosen.interval
+    chosen.ssh_timeout = SSH_TIMEOUT_S if chosen.ssh_timeout is None else chosen.ssh_timeout
     if not 0 <= chosen.interval <= MAX_INTERVAL_S:
         options.error(f"--interval must be 0 to {MAX_INTERVAL_S} seconds")
     if not 0 < chosen.ssh_timeout <= MAX_INTERVAL_S:
@@ -78,14 +89,20 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
         return _answer(chosen)
     except Refused as refused:
         print("\n".join(in_words(refused.findings)), file=sys.stderr)
+        if chosen.json:
+            print_error(*in_one(refused.findings))
+    except output.CannotWrite as failed:
+        print(f"error: {failed}", file=sys.stderr)
+        if chosen.json:
+            print_error("setup", str(failed))
     except BrokenPipeError:  # the reader (head, less) has seen enough
         _drop_output()
         return FINE
     except OSError as error:
+        what = "standard output cannot be written" if error.filename is None else f"{error.filename} cannot be used"
         if error.filename is None:
             _drop_output()
-        what = "standard output" if error.filename is None else str(error.filename)
-        print(f"error: {what} cannot be written ({(error.strerror or str(error)).lower()})", file=sys.stderr)
+        print(f"error: {what} ({(error.strerror or str(error)).lower()})", file=sys.stderr)
     except KeyboardInterrupt:
         print("error: interrupted; nothing was changed", file=sys.stderr)
         return INTERRUPTED
@@ -94,10 +111,12 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
 
 def _answer(chosen: argparse.Namespace) -> int:
     plan = _plan(chosen)
+    if chosen.evidence_out:
+        output.try_file(chosen.evidence_out)  # not only after all the looking
     nodes, failures = _look(chosen)
     if chosen.evidence_out:
         document = msgspec.json.format(msgspec.json.encode(nodes), indent=1)
-        chosen.evidence_out.write_bytes(document + b"\n")
+        output.write_file(chosen.evidence_out, document + b"\n")
         print(f"wrote {chosen.evidence_out}", file=sys.stderr)
     report = check_all(nodes, plan)
     said = text.verdict(report, failures)
@@ -126,7 +145,7 @@ def _look(chosen: argparse.Namespace) -> tuple[tuple[Evidence, ...], tuple[str, 
     if chosen.source:
         return load_evidence(chosen.source), ()
     if not chosen.ssh:
-        return (evidence_from_json(gather(chosen.host, chosen.interval), "this node"),), ()
+        return (evidence_from_json(gather(chosen.host or "", chosen.interval), "this node"),), ()
     print(f"looking at {', '.join(chosen.ssh)} ...", file=sys.stderr)
     arguments = ("--interval", str(chosen.interval))
     nodes, failures = [], []

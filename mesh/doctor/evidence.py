@@ -9,11 +9,16 @@ import msgspec
 
 from ..facts import Common, Facts, Gid, NodeEntry, PortEntry, resolve
 from ..finding import Finding, Refused, finding
-from ..loading import read_document
+from ..loading import Kind, read_document, what_it_is
 from ..model import Mark
 from ..snapshot import CommandFailed, Snapshot, read
 from ..strict import convert
 from .look import SCHEMA
+
+_EVIDENCE = Kind(
+    "a list with the evidence of each node",
+    "name a file that 'roce-ring doctor --evidence-out FILE' wrote, or write it again with this version",
+)
 
 
 class _Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -146,20 +151,18 @@ class Evidence(_Struct, frozen=True):
 
 def evidence_from_json(raw: object, where: str) -> Evidence:
     """One node's evidence; raises :class:`Refused` with every mistake in it."""
-    schema = raw.get("schema") if isinstance(raw, dict) else None
-    if schema != SCHEMA:
-        fix = "write it again with this version: 'roce-ring doctor --evidence-out FILE'"
-        raise Refused([finding("bad-value", where, f"schema {schema!r}", SCHEMA, fix)])
+    if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
+        seen, expected = f"holds {what_it_is(raw)}", f"the evidence of a node ({SCHEMA})"
+        raise Refused([finding("bad-value", where, seen, expected, _EVIDENCE.fix)])
     return convert(raw, Evidence, where)
 
 
 def load_evidence(path: Path) -> tuple[Evidence, ...]:
     """What ``--evidence-out`` wrote: a list with one mapping per node."""
-    raw = read_document(path)
+    raw = read_document(path, _EVIDENCE)
     if not isinstance(raw, list) or not raw:
-        seen = f"a {type(raw).__name__}" if not isinstance(raw, list) else "an empty list"
-        fix = "name a file that 'roce-ring doctor --evidence-out FILE' wrote"
-        raise Refused([finding("wrong-type", str(path), seen, "a list with the evidence of each node", fix)])
+        seen = "holds an empty list" if raw == [] else f"holds {what_it_is(raw)}"
+        raise Refused([finding("wrong-type", str(path), seen, _EVIDENCE.holds, _EVIDENCE.fix)])
     problems: list[Finding] = []
     nodes: list[Evidence] = []
     for number, item in enumerate(raw):

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ..errors import ConfigError, RoceRingError
-from .nodes import TlsFiles, tls_of
+from .nodes import TlsFiles, refuse_given, tls_of
 
 STATE_DIR = Path("/var/lib/roce-ring")
 RUN_DIR = Path("/run/roce-ring")
@@ -19,6 +19,7 @@ DATAPLANES = ("auto", "cx7", "soft")
 def register(app: typer.Typer) -> None:
     @app.command()
     def agent(
+        context: typer.Context,
         state_dir: Annotated[Path, typer.Option(help="Where the plan and what is ours are remembered.")] = STATE_DIR,
         run_dir: Annotated[Path, typer.Option(help="Where the sockets are.")] = RUN_DIR,
         dataplane: Annotated[
@@ -57,6 +58,10 @@ def register(app: typer.Typer) -> None:
                     "give --tls and --tls-names, or leave it out: ssh reaches the socket",
                 )
             where = parse_address(listen, files, "--listen"), files
+        else:
+            refuse_given(
+                context, ("tls", "tls_names"), "is for --listen, which is not there", "give --listen HOST:PORT"
+            )
         groups = _group(group), _group(admin_group)
         try:
             state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -64,10 +69,10 @@ def register(app: typer.Typer) -> None:
         except StateError as error:
             raise RoceRingError("setup", str(error)) from None
         except OSError as error:
-            why = f"{error.filename or state_dir}: {(error.strerror or str(error)).lower()}"
-            raise RoceRingError(
-                "setup", f"the agent cannot start: {why}", "run it as root, or change --state-dir"
-            ) from None
+            why, fix = (error.strerror or str(error)).lower(), "run it as root, or change --state-dir"
+            if isinstance(error, (FileExistsError, NotADirectoryError)):  # of mkdir: what is there is something else
+                why, fix = "not a directory", "name a directory with --state-dir; it is made if it is missing"
+            raise RoceRingError("setup", f"the agent cannot start: {error.filename or state_dir}: {why}", fix) from None
         try:
             served.run()
         finally:

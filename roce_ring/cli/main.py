@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
+from inspect import cleandoc
 from typing import Annotated, Any
 
 import typer
@@ -44,12 +47,31 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
+# click's UsageError, wherever this version of Typer keeps it.
+_USAGE: Any = typer.BadParameter.__base__
+
+
+@contextmanager
+def _usage_in_json() -> Iterator[None]:
+    """Typer says on stderr what is wrong with the arguments."""
+    try:
+        yield
+    except _USAGE as error:
+        _print_error("usage", error.format_message(), "see 'roce-ring --help', or --help of the verb")
+        raise
+
+
 class _Verbs(TyperGroup):
     """Typer by itself says nothing at Ctrl-C, and calls it a failure when a reader (head, less) has seen enough."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        with _usage_in_json():
+            return super().parse_args(ctx, args)
+
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            with _usage_in_json():
+                return super().invoke(ctx)
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
             raise typer.Exit(130) from None
@@ -78,7 +100,15 @@ def build() -> typer.Typer:
         import_module(f"{__package__}.{verb}").register(app)
         for command in app.registered_commands[known:]:
             command.rich_help_panel = task
+    groups = [group.typer_instance for group in app.registered_groups if group.typer_instance]
+    for command in [one for each in (app, *groups) for one in each.registered_commands]:
+        command.help = command.help or _paragraphs(command.callback.__doc__ or "") if command.callback else ""
     return app
+
+
+def _paragraphs(text: str) -> str:
+    """Typer would keep the source's line ends in all paragraphs but the first."""
+    return "\n\n".join(" ".join(one.split()) for one in cleandoc(text).split("\n\n"))
 
 
 def main() -> None:
@@ -92,6 +122,7 @@ def main() -> None:
         status = ended.code
     except RoceRingError as error:
         _say(error.message, error.hint)
+        _print_error(error.code, error.message, error.hint)
     except KeyboardInterrupt:
         status = 130
     except OSError:
@@ -108,6 +139,14 @@ def _say(message: str, hint: str = "") -> None:
     print(f"roce-ring: {message}", file=sys.stderr)
     if hint:
         print(f"  fix: {hint}", file=sys.stderr)
+
+
+def _print_error(code: str, message: str, hint: str) -> None:
+    """With --json a program reads standard output: it must find a document there whatever happens."""
+    if "--json" in sys.argv[1:]:
+        from ..mesh.failure import print_error
+
+        print_error(code, message, hint)
 
 
 def _undelivered(more: str = "") -> str:

@@ -67,8 +67,9 @@ class Fleet:
 
 @contextmanager
 def fleet(plan_file: Path, agent: Sequence[str], tls: Path | None) -> Iterator[Fleet]:
-    """Raises typer.Exit(2) after saying what is wrong with the plan file or the options."""
+    """Raises RoceRingError with what is wrong with the plan file or the options."""
     from ..mesh.agent.reach import agents
+    from ..mesh.failure import in_one
     from ..mesh.finding import Refused
     from ..mesh.loading import load_plan, plan_text
 
@@ -81,9 +82,15 @@ def fleet(plan_file: Path, agent: Sequence[str], tls: Path | None) -> Iterator[F
             missing = [_unreachable(host, one) for host, one in found.items() if isinstance(one, RoceRingError)]
             yield Fleet(plan, plan_text(plan), reached, tuple(missing))
     except Refused as refused:
-        for item in refused.findings:
-            print(item, file=sys.stderr)
-        raise typer.Exit(2) from None
+        raise RoceRingError(*in_one(refused.findings)) from None
+
+
+def refuse_given(context: typer.Context, names: Sequence[str], why: str, fix: str = "") -> None:
+    """Raises ConfigError if one of these options was typed: it would be ignored, and nobody would see that."""
+    typed = [name for name in names if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"]
+    if typed:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in typed)
+        raise ConfigError(f"{options} {why}", fix or "leave it out")
 
 
 def tls_of(directory: Path | None, names: Sequence[str] = ("",)) -> Tls | None:
@@ -93,6 +100,13 @@ def tls_of(directory: Path | None, names: Sequence[str] = ("",)) -> Tls | None:
     if directory is None:
         return None
     return Tls(directory / "ca.pem", directory / "cert.pem", directory / "key.pem", tuple(names))
+
+
+def instead_of(held: str) -> str:
+    """What to do where a plan is to stand and ``held``, the hash of what a node has, is another or none."""
+    if not held:
+        return "'roce-ring up' with this plan"
+    return f"use the file of plan {held[:12]}, or 'roce-ring down' with that file and then 'roce-ring up' with this one"
 
 
 def _given(agent: Sequence[str]) -> dict[str, str]:

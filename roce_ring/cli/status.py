@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .node_table import as_dicts, table
-from .nodes import Agent, TlsFiles, finish, fleet
+from .nodes import Agent, TlsFiles, finish, fleet, instead_of, refuse_given
 from .ranks import Json, Report, RunDir, Session, Timeout, find, memory, nothing_runs, reports, text_table
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ COLUMNS = {
 def register(app: typer.Typer) -> None:
     @app.command()
     def status(
+        context: typer.Context,
         plan_file: Annotated[
             Path | None,
             typer.Argument(metavar="[PLAN]", help="With a plan: the state of its nodes, from their agents."),
@@ -52,7 +53,12 @@ def register(app: typer.Typer) -> None:
 
         Exits 1 if no rank runs, or if one is aborted or does not answer; with PLAN, if a node is not as planned.
         """
-        if plan_file is not None:
+        if plan_file is None:
+            refuse_given(context, ("agent", "tls"), "is for the nodes of a plan, but no PLAN is given", "name the plan")
+        else:
+            unused = ("run_dir", "session", "timeout", "follow")
+            fix = "leave it out, or leave PLAN out; 'roce-ring watch PLAN' prints the events of its nodes"
+            refuse_given(context, unused, "is for the ranks of this host, but PLAN asks for its nodes", fix)
             nodes_of(plan_file, agent, tls, as_json)
         found = reports(run_dir, session, timeout)
         if as_json:
@@ -78,8 +84,11 @@ def nodes_of(plan_file: Path, agent: list[str], tls: Path | None, as_json: bool)
         for host, state in states.items():
             if state.plan_hash != nodes.plan.hash:
                 seen = f"it holds plan {state.plan_hash[:12]}" if state.plan_hash else "it holds no plan"
-                fix = "'roce-ring up' with this plan"
+                fix = instead_of(state.plan_hash)
                 found.append(finding("plan-differs", host, seen, f"plan {nodes.plan.hash[:12]}", fix))
+            elif state.host != host:  # two agents swapped look fine each
+                fix = f"see which agent --agent {host}=... and ssh {host} reach"
+                found.append(finding("wrong-node", host, f"its agent has the plan as {state.host}", host, fix))
         lines = [*table(states).splitlines(), *_held(states)] if states else []
         finish(found, {"schema": SCHEMA, "nodes": as_dicts(states)} if as_json else None, lines, asked=bool(states))
 

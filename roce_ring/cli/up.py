@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .node_table import as_dicts, table
-from .nodes import Agent, Force, Json, PlanFile, TlsFiles, finish, fleet
+from .nodes import Agent, Force, Json, PlanFile, TlsFiles, finish, fleet, instead_of
 
 if TYPE_CHECKING:
     from ..mesh.agent.model import NodeStatus
@@ -70,7 +70,7 @@ def refused(nodes: Fleet) -> list[Finding]:
     found = [*nodes.missing, *silent]
     others = {host: state.plan_hash for host, state in states.items() if state.plan_hash not in ("", nodes.plan.hash)}
     for host, other in others.items():
-        fix = f"'roce-ring down' with plan {other[:12]} first, or put {nodes.plan.hash[:12]} aside"
+        fix = instead_of(other)
         seen = f"it holds plan {other[:12]}"
         found.append(finding("plan-conflict", host, seen, f"no plan, or {nodes.plan.hash[:12]}", fix))
     if found:
@@ -105,7 +105,9 @@ def _dry_run(nodes: Fleet, as_json: bool) -> None:
     for host, (_, commands) in answers.items():
         lines += [f"# {host}", *(commands or ["# nothing to do"]), ""]
     by_host = {host: list(commands) for host, (_, commands) in answers.items()}
-    finish(found, {"schema": SCHEMA, "dry_run": True, "commands": by_host} if as_json else None, lines)
+    finish(
+        found, {"schema": SCHEMA, "dry_run": True, "commands": by_host} if as_json else None, lines, asked=bool(answers)
+    )
 
 
 def _say_nothing_changed(as_json: bool) -> None:

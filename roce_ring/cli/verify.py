@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from .node_table import as_dicts, table
-from .nodes import Agent, Json, PlanFile, TlsFiles, finish, fleet
+from .nodes import Agent, Json, PlanFile, TlsFiles, finish, fleet, instead_of
 from .ranks import text_table
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def proven(nodes: Fleet, schema: str, as_json: bool) -> None:
     for host, state in before.items():
         if state.plan_hash != nodes.plan.hash or state.phase != "active":
             seen = f"it holds plan {state.plan_hash[:12]}, {state.phase}" if state.plan_hash else "it holds no plan"
-            fix = "'roce-ring up' with this plan"
+            fix = instead_of(state.plan_hash if state.plan_hash != nodes.plan.hash else "")
             found.append(finding("plan-differs", host, seen, f"plan {nodes.plan.hash[:12]}, active", fix))
     found += [item for state in before.values() for item in state.findings]
     stands = {host for host, state in before.items() if (state.plan_hash, state.phase) == (nodes.plan.hash, "active")}

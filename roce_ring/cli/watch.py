@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import queue
 import threading
 import time
+from collections.abc import Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,7 +21,10 @@ if TYPE_CHECKING:
     from ..mesh.agent.client import AgentClient
     from ..mesh.agent.model import AgentEvent
 
+    Events = queue.Queue[tuple[str, AgentEvent | RoceRingError]]
+
 SCHEMA = "roce-ring/watch/v1"
+BACKLOG_S = 0.5
 
 
 def register(app: typer.Typer) -> None:
@@ -32,31 +38,48 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Print events of all nodes as they happen: links, rules, error counters, leases, agents that go away.
 
-        Begins with those that the agents still keep. Exits 1 if a node cannot be watched any more.
+        Begins with those that the agents still keep.
+
+        Exits 1 if a node cannot be watched any more, 2 if none can be asked.
         """
-        events: queue.Queue[tuple[str, AgentEvent | RoceRingError]] = queue.Queue()
+        until = time.monotonic() + seconds if seconds else float("inf")  # agents that are slow to reach count too
+        events: Events = queue.Queue()
         with fleet(plan_file, agent, tls) as nodes:
             for item in nodes.missing:
-                _lost(item.where, item.seen, as_json)
+                events.put((item.where, RoceRingError("not-running", item.seen)))
             for one in nodes.agents.values():
                 threading.Thread(target=_follow, args=(one, events), daemon=True).start()
-            until = time.monotonic() + seconds if seconds else float("inf")
-            watched = len(nodes.agents)
-            lost = bool(nodes.missing)
-            while watched and (left := until - time.monotonic()) > 0:
-                try:
-                    host, event = events.get(timeout=min(left, 1.0))
-                except queue.Empty:
-                    continue
+            watched = len(nodes.plan.hosts)
+            lost = False
+            for host, event in chain(_backlog(events), _live(events, until)):
                 if isinstance(event, RoceRingError):
                     watched, lost = watched - 1, True
                     _lost(host, event.message, as_json)
                 else:
                     _print(host, event, as_json)
-        raise typer.Exit(1 if lost else 0)
+                if not watched:
+                    break
+            status = (1 if nodes.agents else 2) if lost else 0
+        raise typer.Exit(status)
 
 
-def _follow(agent: AgentClient, events: queue.Queue[tuple[str, AgentEvent | RoceRingError]]) -> None:
+def _backlog(events: Events) -> list[tuple[str, AgentEvent | RoceRingError]]:
+    """What the agents still keep: each sends it at once and in its order, and all of it is put in order here."""
+    until, kept = time.monotonic() + BACKLOG_S, []
+    while (left := until - time.monotonic()) > 0:
+        with contextlib.suppress(queue.Empty):
+            kept.append(events.get(timeout=left))
+    now = time.time()
+    return sorted(kept, key=lambda one: now if isinstance(one[1], RoceRingError) else one[1].unix_s)
+
+
+def _live(events: Events, until: float) -> Iterator[tuple[str, AgentEvent | RoceRingError]]:
+    while (left := until - time.monotonic()) > 0:
+        with contextlib.suppress(queue.Empty):
+            yield events.get(timeout=min(left, 1.0))
+
+
+def _follow(agent: AgentClient, events: Events) -> None:
     try:
         for event in agent.watch():
             events.put((agent.host, event))

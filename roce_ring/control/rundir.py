@@ -24,7 +24,6 @@ from ..errors import SetupError
 
 DIR_MODE = 0o750
 SOCKET_MODE = 0o660
-_OWN = "set ROCE_RING_RUN_DIR to a directory of its own, e.g. /tmp/roce-ring; it is made if it is missing"
 _LONGEST_PATH = 107  # sun_path of unix(7) holds 108 bytes with the final zero
 _SOCKET_NAME = re.compile(r"(?P<session>[A-Za-z0-9][A-Za-z0-9._-]*)-r(?P<rank>\d{1,3})\.sock")
 
@@ -41,29 +40,30 @@ def run_dir(chosen: str = "", environ: Mapping[str, str] = os.environ, uid: int 
     return Path(f"/tmp/roce-ring-{uid}")  # noqa: S108  # make_run_dir refuses it unless it is ours alone
 
 
-def make_run_dir(path: Path) -> None:
+def make_run_dir(path: Path, named_by: str = "ROCE_RING_RUN_DIR") -> None:
     """Creates the directory, but none above it: a mistyped path must not become one that nobody looks in. Refuses a
-    directory that others could put sockets into."""
+    directory that others could put sockets into. `named_by`: as for SocketLock."""
+    own = f"set {named_by} to a directory of its own, e.g. /tmp/roce-ring; it is made if it is missing"
     try:
         path.mkdir(mode=DIR_MODE, exist_ok=True)
         seen = path.lstat()
     except FileNotFoundError:
-        raise SetupError(
-            f"cannot create the run directory {path}: there is no directory {path.parent}", hint=_OWN
-        ) from None
+        gone = path.parent  # which may be there, and take no new directory: /proc
+        why = f"{gone} takes no directories" if gone.is_dir() else f"there is no directory {gone}"
+        raise SetupError(f"cannot create the run directory {path}: {why}", hint=own) from None
     except OSError as error:
-        raise SetupError(f"cannot create the run directory {path}: {_reason(error)}", hint=_OWN) from error
+        raise SetupError(f"cannot create the run directory {path}: {_reason(error)}", hint=own) from error
     mode = stat.S_IMODE(seen.st_mode)
     if not stat.S_ISDIR(seen.st_mode):
-        raise SetupError(f"run directory {path} is not a directory", hint=_OWN)
+        raise SetupError(f"run directory {path} is not a directory", hint=own)
     if seen.st_uid not in (os.getuid(), 0):
-        raise SetupError(f"run directory {path} belongs to uid {seen.st_uid}, not to uid {os.getuid()}", hint=_OWN)
+        raise SetupError(f"run directory {path} belongs to uid {seen.st_uid}, not to uid {os.getuid()}", hint=own)
     if mode & 0o027:
         # Who names /tmp must not be told to close it to everybody else.
         ours = path.name.startswith("roce-ring")
         raise SetupError(
             f"run directory {path} has mode {mode:04o}, expected 0750 or tighter",
-            hint=f"chmod 0750 {path}" if ours else _OWN,
+            hint=f"chmod 0750 {path}" if ours else own,
         )
 
 

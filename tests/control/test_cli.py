@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from roce_ring.cli.main import VERBS, main
+from roce_ring.cli.main import VERBS, build, main
 from roce_ring.control.model import EventKind, RankState, SessionState
 from roce_ring.control.server import RankServer
 
@@ -279,6 +279,53 @@ def test_wrong_usage_exits_2(run: Run, arguments: list[str]) -> None:
     code, out, err = run(*arguments)
     assert (code, out) == (2, "")
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["statu"], "usage", "No such command 'statu'"),
+        (["status", "--nope"], "usage", "No such option: --nope"),
+        (["up"], "usage", "Missing argument 'PLAN'"),
+        (["bench", "--local", "1"], "usage", "is not a whole number from 2 to 16"),
+        (["bench", "--mode", "foo"], "config", "'foo' is not a mode"),
+        (["bench", "--plan", "/no/such", "--join", "unix:/x"], "config", "/no/such"),
+        (["acs", "clear", "--nope"], "usage", "No such option: --nope"),
+        (["plan"], "usage", "give either FACTS or --ssh HOST..."),
+        (["plan", "--bogus"], "usage", "unrecognized arguments: --bogus"),
+        (["plan", "mesh/examples/triangle.yaml", "--out", "/dev/null"], "setup", "/dev/null is a file"),
+        (["doctor", "--bogus"], "usage", "unrecognized arguments: --bogus"),
+        (["doctor", "--plan", "/no/such"], "file-missing", "/no/such: cannot be read"),
+        (["doctor", "--from", "/no/such"], "file-missing", "/no/such: cannot be read"),
+        (["doctor", "--evidence-out", "/no/such/x"], "setup", "/no/such/x cannot be written"),
+        (["tune", "nap_us=x"], "config", "nap_us"),
+    ],
+)
+def test_with_json_there_is_a_document_whatever_happens(run: Run, arguments: list[str], code: str, said: str) -> None:
+    """A program that reads standard output must never find nothing; a person reads the other stream."""
+    status, out, err = run(*arguments, "--json")
+    document = json.loads(out)
+    assert (status, document["schema"], set(document["error"])) == (
+        2,
+        "roce-ring/error/v1",
+        {"code", "message", "hint"},
+    )
+    assert (document["error"]["code"], said in document["error"]["message"]) == (code, True), out
+    assert err
+    assert run(*arguments)[:2] == (2, "")
+
+
+@pytest.mark.parametrize("arguments", [["up"], ["up", "/no/such"], ["doctor", "--bogus"], ["doctor", "--from", "/no"]])
+def test_an_error_in_json_that_cannot_be_written_is_no_traceback(arguments: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([*PROGRAM, *arguments, "--json"], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+
+
+def test_help_flows_with_the_terminal() -> None:
+    """No line of it ends where a line of the source did."""
+    for command in build().registered_commands:
+        assert "\n" not in (command.help or "").replace("\n\n", ""), command.name
 
 
 def test_status_follow_prints_events_as_they_happen_until_ctrl_c(serve: Serve, run_dir: Path) -> None:

@@ -254,3 +254,12 @@ def test_four_inventories_make_a_plan(tmp_path: Path) -> None:
     plan, found = make_plan(load_facts(folder))
     assert plan.ring == (0, 1, 2, 3)
     assert found == ()
+
+
+@pytest.mark.parametrize("name", ["", "a b", "../x", "n" * 254])
+def test_a_name_that_the_planner_refuses_is_refused_on_the_node(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        inventory.main(["--host", name])
+    shown = capsys.readouterr()
+    assert (ended.value.code, shown.out) == (2, "")
+    assert "expected up to 253 letters" in shown.err

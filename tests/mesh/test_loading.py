@@ -247,3 +247,12 @@ def test_nearest_value_wins(tmp_path: Path) -> None:
     first, second = load_facts(path)
     assert [port.mtu for port in first.ports] == [4400, 4400, 4400, 4400]
     assert [port.mtu for port in second.ports] == [5000, 9000, 9000, 9000]
+
+
+def test_a_mapping_of_other_things_is_one_line_and_speaks_yaml(tmp_path: Path) -> None:
+    """Fields one by one are for what is misspelt; and nobody wrote Python."""
+    text = "nodes: [{host: 2020-01-01}, {host: yes}]\n" + "".join(f"{name}: 1\n" for name in "abcdefghi")
+    (tmp_path / "facts.yaml").write_text(text)
+    unknown, date, yes = refusal(tmp_path / "facts.yaml")
+    assert unknown.seen == "fields 'a', 'b', 'c' and 6 more are unknown"
+    assert (date.seen, yes.seen) == ("holds the date 2020-01-01", "holds the value true")

@@ -76,6 +76,10 @@ def test_a_refusal_leaves_stdout_empty(capsys: pytest.CaptureFixture[str], tmp_p
         (["--ssh", "s1", "s2", "--ssh-timeout", "nan"], 2),
         (["--ssh", "s1", "s2", "--ssh-timeout", "1e300"], 2),
         ([str(SAMPLE), "--propose-order"], 0),
+        ([str(SAMPLE), "--propose-order", "--out", "/tmp/unused"], 2),
+        ([str(SAMPLE), "--propose-order", "--diff", "x"], 2),
+        ([str(SAMPLE), "--propose-order", "--dry-run"], 2),
+        ([str(SAMPLE), "--ssh-timeout", "5"], 2),
         ([str(SAMPLE), "--out", "/dev/null"], 2),
         ([str(SAMPLE), "--diff", "/no/such/plan"], 2),
         ([str(SAMPLE), "--diff", str(SAMPLE)], 1),
@@ -103,6 +107,32 @@ def test_json_of_a_plan_and_of_a_refusal(capsys: pytest.CaptureFixture[str], tmp
     refused = json.loads(capsys.readouterr().out)
     assert (refused["schema"], refused["plan"]) == ("roce-ring/plan/v1", None)
     assert set(refused["findings"][0]) == {"code", "severity", "where", "seen", "expected", "fix"}
+
+
+def test_no_temporary_name_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(SAMPLE), "--out", "/proc/x"]) == 2
+    assert capsys.readouterr().err == (
+        "error: /proc cannot be written (No such file or directory); name a directory you may write\n"
+    )
+
+
+@pytest.mark.parametrize("name", ["plan.json", "plan.yaml"])
+def test_a_plan_in_the_place_of_facts_is_called_one(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And not taken apart field by field."""
+    main([str(SAMPLE), "--out", str(tmp_path / "plan")])
+    capsys.readouterr()
+    (tmp_path / "facts").mkdir()
+    (tmp_path / "facts" / "s1.json").write_bytes((tmp_path / "plan" / name).read_bytes())
+    for place in (tmp_path / "plan" / name, tmp_path / "facts"):
+        assert main([str(place)]) == 1
+        found = capsys.readouterr().err.splitlines()
+        assert len(found) == 2
+        assert "holds a plan; expected facts" in found[0] and "facts.json" in found[0]
+    (tmp_path / "evidence.json").write_text('[{"schema": "roce-ring/evidence/v1"}]')
+    assert main([str(tmp_path / "evidence.json")]) == 1
+    assert "holds the doctor's evidence; expected facts" in capsys.readouterr().err
 
 
 def test_the_proposal_can_be_piped_into_the_order(capsys: pytest.CaptureFixture[str]) -> None:

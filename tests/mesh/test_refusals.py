@@ -229,12 +229,18 @@ CASES: dict[str, tuple[str, Callable[[], Raw], list[str], list[str]]] = {
         ["enp1s0f0np0 and enp1s0f1np1"],
         ["phys_port_name"],
     ),
+    "a subnet mask of one address": (
+        "bad-value",
+        lambda: put(ring(), 0, 0, 0, "10.1.0.1/32"),
+        ["/32 prefix"],
+        ["a /24"],
+    ),
     "no such plane": ("bad-value", lambda: own_ports(ring(), 0, plane=2), ["plane 2"], ["correct 'plane'"]),
     "an address without a prefix that helps": (
         "bad-value",
         lambda: put(ring(), 0, 0, 0, "10.10.0.10"),
-        ["/32 prefix"],
-        ["customarily a /24"],
+        ["10.10.0.10 has no prefix length"],
+        ["subnet's length"],
     ),
     "not an address": (
         "bad-value",
@@ -252,18 +258,42 @@ CASES: dict[str, tuple[str, Callable[[], Raw], list[str], list[str]]] = {
     "the address nobody has": (
         "bad-value",
         lambda: put(ring(), 0, 0, 0, "0.0.0.7/24"),
-        ["no host address"],
-        ["another"],
+        ["no addresses for hosts"],
+        ["another subnet"],
     ),
-    "a loopback address": ("bad-value", lambda: put(ring(), 0, 0, 0, "127.0.0.1/24"), ["no host address"], ["another"]),
-    "a reserved address": ("bad-value", lambda: put(ring(), 0, 0, 0, "240.1.2.3/24"), ["no host address"], ["another"]),
-    "a multicast group": ("bad-value", lambda: put(ring(), 0, 0, 0, "224.0.0.5/24"), ["no host address"], ["another"]),
+    "a loopback address": (
+        "bad-value",
+        lambda: put(ring(), 0, 0, 0, "127.0.0.1/24"),
+        ["no addresses for hosts"],
+        ["another subnet"],
+    ),
+    "a reserved address": (
+        "bad-value",
+        lambda: put(ring(), 0, 0, 0, "240.1.2.3/24"),
+        ["no addresses for hosts"],
+        ["another subnet"],
+    ),
+    "a multicast group": (
+        "bad-value",
+        lambda: put(ring(), 0, 0, 0, "224.0.0.5/24"),
+        ["no addresses for hosts"],
+        ["another subnet"],
+    ),
     "the broadcast MAC": ("bad-value", lambda: put_mac(ring(), "ff:ff:ff:ff:ff:ff"), ["n1 enp", "ff:ff"], ["ip link"]),
     "a multicast MAC": ("bad-value", lambda: put_mac(ring(), "01:00:5e:00:00:01"), ["n1 enp", "01:00"], ["ip link"]),
     "a MAC of zeros": ("bad-value", lambda: put_mac(ring(), "00:00:00:00:00:00"), ["n1 enp", "00:00"], ["ip link"]),
     "an MTU of forty digits": ("bad-value", lambda: ring(mtu=10**40), ["n0 enp1s0f0np0", "mtu 1000"], ["'mtu'"]),
     "an MTU that no port takes": ("bad-value", lambda: ring(mtu=9979), ["mtu 9979"], ["correct 'mtu'"]),
     "a RoCE MTU that does not exist": ("bad-value", lambda: ring(roce_active_mtu=8192), ["8192"], ["roce_active_mtu"]),
+    "a RoCE MTU between two": ("bad-value", lambda: ring(roce_active_mtu=3000), ["3000"], ["ibv_devinfo"]),
+    "a RoCE MTU below a right MTU": ("mtu-small", lambda: ring(roce_active_mtu=1024), ["1024"], ["MTU is right"]),
+    "a host name of 300 letters": ("bad-value", lambda: rename(ring(), 1, "n" * 300), ["(300 characters)"], ["'host'"]),
+    "a plane of 4000 digits": (
+        "bad-value",
+        lambda: own_ports(ring(), 0, plane=10**3999),
+        ["(4000 characters)"],
+        ["'plane'"],
+    ),
     "a GID index beyond any table": ("bad-value", lambda: ring(gid_index=256), ["gid_index 256"], ["'gid_index'"]),
     "a GID row below zero": ("bad-value", lambda: gids((-1, GID, "RoCE v2", "enp1s0f0np0")), ["index -1"], ["'gids'"]),
     "a hairpin size of nothing": ("bad-value", lambda: ring(hairpin_queue_size=0), ["size 0"], ["hairpin_queue_size"]),
@@ -302,6 +332,19 @@ def test_refusal_names_the_place_and_the_fix(name: str) -> None:
         for item in matching
     ), "\n".join(map(str, matching))
     assert all(item.severity == "error" and item.expected for item in matching)
+
+
+def test_nothing_long_is_echoed_whole() -> None:
+    """What was mistyped fills no terminal: neither thousands of digits nor a name of a page."""
+    for raw in (ring(mtu=10**3999), rename(ring(), 1, "n" * 5000), own_ports(ring(), 0, netdev="e" * 5000)):
+        assert all(len(str(item)) < 700 for item in refusal(raw))
+
+
+def test_what_is_no_ring_at_all_is_one_line() -> None:
+    """Seventeen copies of one node clash everywhere; that they are seventeen is what matters."""
+    raw = ring(17)
+    raw["nodes"] = [{**raw["nodes"][0], "host": f"n{number}"} for number in range(17)]
+    assert [item.code for item in refusal(raw)] == ["node-count"]
 
 
 def test_all_problems_are_reported_together() -> None:

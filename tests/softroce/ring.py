@@ -1,6 +1,6 @@
 """A Soft-RoCE ring as a plan describes it: one network name space per node, ports and RDMA devices under their names.
 
-    python tests/softroce/ring.py [--nodes 4] [--planes 2] [--cpus 1] COMMAND
+    python -m tests.softroce.ring [--nodes 4] [--planes 2] [--cpus 1] COMMAND
 
 runs a shell command in every node at once. Every port is a veth with the plan's MAC, address and MTU, cabled as the
 plan's subnets say, with its RDMA device (exclusive mode: a node sees only its own). Each node also has a management

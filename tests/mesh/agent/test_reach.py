@@ -68,10 +68,8 @@ def test_each_that_fails_says_why_and_the_others_are_asked(fleet: Fleet, ssh: li
     with agents(hosts, {}, None, ssh) as found:
         errors = {host: str(one) for host, one in found.items() if isinstance(one, RoceRingError)}
     assert set(errors) == set(hosts[1:])
-    assert errors["no-route"].startswith(
-        "no-route: ssh failed (ssh: connect to host no-route port 22: No route to host)"
-    )
-    assert "no-key: ssh failed (root@no-key: Permission denied (publickey).)" in errors["no-key"]
+    assert errors["no-route"].startswith("ssh failed (ssh: connect to host no-route port 22: No route to host)")
+    assert "ssh failed (root@no-key: Permission denied (publickey).)" in errors["no-key"]
     assert "Could not resolve hostname" in errors["no-name"]
     assert errors["bare"].startswith("ssh reaches bare, but no agent behind /run/roce-ring/agent.sock there")
     assert "systemctl start roce-ring-agent" in errors["bare"]

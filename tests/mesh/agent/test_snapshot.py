@@ -11,6 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from mesh.agent.dataplane import Soft
+from mesh.agent.seeing import look
+from mesh.finding import Refused
 from mesh.model import NodePlan
 from mesh.snapshot import CommandFailed, Route, Snapshot, read, run_command
 from mesh.things import Address, Clsact, LinkUp, Thing, in_software
@@ -138,6 +141,16 @@ def test_a_command_that_fails_is_one_sentence(argv: tuple[str, ...], said: str) 
         run_command(argv, timeout_s=0.2 if argv[0] == "sleep" else 10)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_node_that_is_too_busy_is_not_told_to_install_anything() -> None:
+    def stuck(argv: tuple[str, ...], stdin: str = "") -> str:
+        return run_command(("sleep", "9"), timeout_s=0.05)
+
+    with pytest.raises(Refused) as refused:
+        look(Soft(stuck), node("four-spark-ring"))
+    (item,) = refused.value.findings
+    assert (item.code, item.fix.split(",")[0]) == ("object-failed", "the node is overloaded")
 
 
 def test_a_child_that_keeps_the_pipe_does_not_keep_us() -> None:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -175,6 +176,9 @@ def test_another_plan_is_in_the_way_for_up_and_down(
     for verb in ("verify", "status"):
         code, out, _ = typed(verb, str(tmp_path / "other.json"), *addresses, "--json")
         assert (code, codes(json.loads(out)).count("plan-differs")) == (1, 4), verb
+        fixes = {item["fix"] for item in json.loads(out)["findings"] if item["code"] == "plan-differs"}
+        up_again = "'roce-ring down' with that file and then 'roce-ring up' with this one"  # 'up' alone is refused
+        assert fixes == {f"use the file of plan {fleet.plan.hash[:12]}, or {up_again}"}
     assert [node.card.state() for node in fleet.nodes] == before
 
 
@@ -287,7 +291,67 @@ def test_watch_of_nobody_ends(fleet: Fleet, run: Run) -> None:
     for served in fleet.servers.values():
         served.close(0)
     code, out, _ = run("watch")
-    assert (code, len(out.splitlines())) == (1, 4)
+    assert (code, len(out.splitlines())) == (2, 4)
+
+
+def test_what_all_nodes_still_keep_is_in_the_order_of_its_time(fleet: Fleet, run: Run) -> None:
+    for word, rank in (("first", 3), ("second", 0), ("third", 2), ("fourth", 0)):
+        fleet.nodes[rank].agent.tell("note", word)
+    code, out, _ = run("watch", "--seconds", "0.5", "--json")
+    assert (code, [json.loads(line)["text"] for line in out.splitlines()]) == (
+        0,
+        ["first", "second", "third", "fourth"],
+    )
+
+
+def test_nodes_that_are_slow_to_reach_use_up_the_time_to_watch(
+    fleet: Fleet, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script that asked for so many seconds has them, and still gets what the other nodes keep."""
+    fleet.nodes[0].agent.tell("note", "hello")
+    now = time.monotonic
+    late = iter([0.0])
+    monkeypatch.setattr("roce_ring.cli.watch.time.monotonic", lambda: now() + next(late, 3600.0))
+    code, out, _ = run("watch", "--seconds", "3600")
+    assert (code, "hello" in out) == (0, True)
+
+
+def test_two_agents_that_are_swapped_are_told(fleet: Fleet, run: Run, plan: Path, typed: Run) -> None:
+    run("up", "--no-prove")
+    s1, s2, *others = (node.socket for node in fleet.nodes)
+    addresses = [f"--agent=s{n}=unix:{path}" for n, path in enumerate((s2, s1, *others), 1)]
+    code, out, _ = typed("status", str(plan), *addresses)
+    assert (code, out.count("wrong-node")) == (1, 2)
+    assert "s1: its agent has the plan as s2; expected s1" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["status", "PLAN", "--follow"], "--follow is for the ranks of this host"),
+        (["status", "PLAN", "--session", "x", "--timeout", "3"], "--session, --timeout is for the ranks"),
+        (["status", "--agent", "s1=unix:/x"], "--agent is for the nodes of a plan, but no PLAN"),
+        (["status", "--tls", "/tmp"], "--tls is for the nodes of a plan"),
+        (["agent", "--tls", "/tmp"], "--tls is for --listen"),
+        (["agent", "--tls-names", "a"], "--tls-names is for --listen"),
+    ],
+)
+def test_an_option_that_would_be_ignored_is_refused(arguments: list[str], said: str, typed: Run, plan: Path) -> None:
+    code, out, err = typed(*(str(plan) if one == "PLAN" else one for one in arguments))
+    assert (code, out) == (2, "")
+    assert f"roce-ring: {said}" in sentence(err)
+
+
+def test_where_the_agent_cannot_have_its_directories_is_told_as_it_is(typed: Run, tmp_path: Path) -> None:
+    state = ["--state-dir", str(tmp_path / "state")]
+    for arguments, said in (
+        ([*state, "--run-dir", "/proc/x"], "cannot create the run directory /proc/x: /proc takes no directories"),
+        ([*state, "--run-dir", "/nope/x"], "cannot create the run directory /nope/x: there is no directory /nope"),
+        (["--state-dir", "/dev/null"], "the agent cannot start: /dev/null: not a directory"),
+    ):
+        code, _, err = typed("agent", *arguments)
+        assert (code, said in sentence(err)) == (2, True), err
+        assert "ROCE_RING_RUN_DIR" not in err
 
 
 # wrong use
@@ -322,9 +386,16 @@ def test_a_plan_that_is_none_is_a_wrong_use(verb: str, typed: Run, tmp_path: Pat
         assert (code, out) == (2, ""), name
         said[name] = sentence(err)
         assert name in err
+        assert "facts" not in err or name == "facts.json"
+        code, out, _ = typed(verb, str(tmp_path / name), "--json")
+        told = json.loads(out)
+        assert (code, told["schema"]) == (2, "roce-ring/error/v1")
+        assert f"roce-ring: {told['error']['message']}\n  fix: {told['error']['hint']}\n" == err
     assert "cannot be read" in said["gone.json"]
     assert "an unedited plan" in said["edited.json"]
     assert "schema 'roce-ring/mesh-plan/v0'" in said["old.json"]
+    assert "holds facts; expected a plan" in said["facts.json"]
+    assert "'roce-ring plan --out'" in said["empty.json"]
 
 
 @pytest.mark.parametrize("verb", VERBS)

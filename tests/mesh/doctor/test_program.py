@@ -117,7 +117,7 @@ EXPLAINED = "; docs/troubleshooting.md explains each code"
         ("", "file-empty"),
         ("{}", "a list with the evidence of each node"),
         ("[]", "an empty list"),
-        ("[{}]", "schema None"),
+        ("[{}]", "holds a mapping without 'schema'; expected the evidence of a node"),
         ('[{"schema": "roce-ring/evidence/v1", "hots": 1}]', "did you mean 'host'?"),
     ],
 )
@@ -137,6 +137,11 @@ def test_a_file_that_holds_no_evidence(
         ["--from", "x", "--ssh", "a"],
         ["--interval", "-1"],
         ["--ssh-timeout", "nan", "--ssh", "a"],
+        ["--ssh-timeout", "5"],
+        ["--ssh", "a", "--host", "b"],
+        ["--from", "x", "--interval", "2"],
+        ["--host", ""],
+        ["--host", "a b"],
         ["--from", "/no/such"],
     ],
 )
@@ -151,7 +156,46 @@ def test_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None
 
 def test_a_full_disk_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--interval", "0", "--evidence-out", str(tmp_path / "no" / "where.json")]) == 2
-    assert "where.json cannot be written (no such file or directory)" in capsys.readouterr().err
+    assert "where.json cannot be written (No such file or directory)" in capsys.readouterr().err
+
+
+def test_a_file_that_takes_no_evidence_is_named_before_the_looking(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "_look", lambda _: pytest.fail("looked"))
+    assert main(["--interval", "5", "--evidence-out", "/no/such/x"]) == 2
+    assert "/no/such/x cannot be written (No such file or directory)" in capsys.readouterr().err
+
+
+def test_a_full_disk_under_the_evidence_is_not_called_standard_output(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "_look", lambda _: ((), ()))
+    assert main(["--evidence-out", "/dev/full"]) == 2
+    assert (
+        capsys.readouterr().err == "error: /dev/full cannot be written (No space left on device); name another file\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("option", "content", "said"),
+    [
+        ("--from", "", "expected a list with the evidence of each node; fix: name a file that 'roce-ring doctor --ev"),
+        ("--plan", "", "expected a plan; fix: name the plan.json that 'roce-ring plan --out' wrote"),
+        ("--from", '{"schema": "roce-ring/mesh-plan/v1"}', "holds a plan; expected a list with the evidence"),
+        ("--from", '{"schema": "roce-ring/doctor/v1"}', "holds what 'roce-ring doctor --json' printed"),
+        ("--plan", "nodes: []", "holds facts; expected a plan"),
+        ("--plan", "[" * 500 + "]" * 500, "fix: name the plan.json"),
+    ],
+)
+def test_the_fix_is_for_the_file_that_was_named(
+    option: str, content: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "x.json").write_text(content)
+    assert main([option, str(tmp_path / "x.json"), "--json"]) == 2
+    shown = capsys.readouterr()
+    assert said in shown.err
+    assert json.loads(shown.out)["schema"] == "roce-ring/error/v1"
 
 
 def test_the_script_runs_from_a_clone(tmp_path: Path) -> None:
