@@ -32,8 +32,8 @@ class CannotWrite(Exception):
 def write(directory: Path, plan: Plan, facts: Facts, findings: Sequence[Finding]) -> None:
     """Replace ``directory`` by the plan's files, or raise :class:`CannotWrite` and leave everything as it was."""
     directory = directory.absolute()
+    check(directory)
     try:
-        _refuse_to_lose(directory)
         directory.parent.mkdir(parents=True, exist_ok=True)
         fresh = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
     except OSError as error:
@@ -70,6 +70,16 @@ def _in_words(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise CannotWrite(f"{path} cannot be written ({error.strerror or error}); name another file") from error
+
+
+def check(directory: Path) -> None:
+    """Raise :class:`CannotWrite` for what is there and is no plan's directory."""
+    try:
+        _refuse_to_lose(directory)
+    except OSError as error:
+        raise CannotWrite(
+            f"{directory} cannot be written ({error.strerror}); name a directory you may write"
+        ) from error
 
 
 def _refuse_to_lose(directory: Path) -> None:

@@ -88,6 +88,8 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
         return OK
     except KeyboardInterrupt:
         _error("interrupted; nothing was changed")
+        if chosen.json:
+            print_error("interrupted", "interrupted; nothing was changed")
         return INTERRUPTED
     return COULD_NOT_LOOK
 
@@ -107,6 +109,8 @@ def _answer(chosen: argparse.Namespace) -> int:
 
 
 def _run(chosen: argparse.Namespace) -> int:
+    if chosen.out:
+        output.check(chosen.out)  # not only after all hosts were asked
     facts = _facts(chosen)
     plan, findings = make_plan(facts)
     if chosen.propose_order:

@@ -108,13 +108,15 @@ class Topology:
 
 def plan_of(file: str) -> Plan:
     """The plan in a file. Raises ConfigError."""
+    from .mesh.failure import in_one
     from .mesh.finding import Refused
     from .mesh.loading import load_plan
 
     try:
         return load_plan(FilePath(file))
     except Refused as refused:
-        raise ConfigError(f"plan {file} cannot be used: {refused}") from refused
+        _, message, hint = in_one(refused.findings)
+        raise ConfigError(message, hint) from refused
 
 
 def _from_plan(file: str, rank: int, world: int) -> Topology:

@@ -105,6 +105,8 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
         print(f"error: {what} ({(error.strerror or str(error)).lower()})", file=sys.stderr)
     except KeyboardInterrupt:
         print("error: interrupted; nothing was changed", file=sys.stderr)
+        if chosen.json:
+            print_error("interrupted", "interrupted; nothing was changed")
         return INTERRUPTED
     return COULD_NOT_LOOK
 

@@ -166,16 +166,22 @@ def register(app: typer.Typer) -> None:
         if join and here.rank:
             raise typer.Exit(1 if result.wrong else 0)
         print(json.dumps(as_dict(result, spec), indent=2) if as_json else render(result, spec))
-        with written("--plot", plot):
-            if plot:
-                from ..bench.plot import plot as draw
+        try:
+            with written("--plot", plot):
+                if plot:
+                    from ..bench.plot import plot as draw
 
-                draw(result, plot)
-        with written("--report", report):
-            if report:
-                from ..bench.report import markdown
+                    draw(result, plot)
+            with written("--report", report):
+                if report:
+                    from ..bench.report import markdown
 
-                report.write_text(markdown(result, spec), encoding="utf-8")
+                    report.write_text(markdown(result, spec), encoding="utf-8")
+        except ConfigError as error:  # told, not raised: the answer is printed, and --json is one document
+            from .main import say
+
+            say(error.message, error.hint)
+            raise typer.Exit(2) from None
         raise typer.Exit(1 if result.wrong else 0)
 
 

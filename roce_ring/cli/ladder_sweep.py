@@ -51,6 +51,8 @@ def register(ladder: typer.Typer) -> None:
 
         if not quick and out is None:
             raise ConfigError("sweep needs to know where the ladder goes", "--out FILE, or --quick")
+        if quick and out is not None:
+            raise ConfigError("--quick writes no ladder, but --out is there", "leave one of them out")
         if provider not in ("shm", "pcie"):
             raise ConfigError(f"--provider: {provider!r} is not one of shm, pcie")
         dtypes = parse_dtypes(dtype)

@@ -113,7 +113,7 @@ def _paragraphs(text: str) -> str:
 
 def main() -> None:
     if sys.stdout is None:  # what Python makes of a closed one
-        _say("standard output is closed, so there is nowhere to print to")
+        say("standard output is closed, so there is nowhere to print to")
         sys.exit(2)
     status: Any = 2
     try:
@@ -121,21 +121,21 @@ def main() -> None:
     except SystemExit as ended:
         status = ended.code
     except RoceRingError as error:
-        _say(error.message, error.hint)
+        say(error.message, error.hint)
         _print_error(error.code, error.message, error.hint)
     except KeyboardInterrupt:
         status = 130
     except OSError:
         if not (problem := _undelivered("\n")):
             raise
-        _say(problem)
+        say(problem)
     if problem := _undelivered():
-        _say(problem)
+        say(problem)
         status = 2
     sys.exit(status)
 
 
-def _say(message: str, hint: str = "") -> None:
+def say(message: str, hint: str = "") -> None:
     print(f"roce-ring: {message}", file=sys.stderr)
     if hint:
         print(f"  fix: {hint}", file=sys.stderr)

@@ -43,6 +43,11 @@ def register(app: typer.Typer) -> None:
 
         if source and capture:
             raise ConfigError("--from and --capture exclude each other", "a snapshot of a snapshot is a copy")
+        if capture and (gpus or picture or as_json):
+            raise ConfigError(
+                "--capture writes a snapshot and stops: it goes without --gpus, --svg and --json",
+                f"give them with --from {capture} afterwards",
+            )
         found = snapshots.load(Path(source)) if source else snapshots.read(Path("/sys"), platform.node())
         tree = Tree(found, _quadrants(quadrants) if quadrants else None)
         if capture:

@@ -241,6 +241,13 @@ def test_topo_shows_this_machine(run: Run, tmp_path: Path) -> None:
     assert run("--from", str(tmp_path / "me.json"))[1] == here
 
 
+@pytest.mark.parametrize("more", [["--json"], ["--gpus", "0"], ["--svg", "a.svg"]])
+def test_a_capture_takes_no_option_that_it_would_ignore(run: Run, tmp_path: Path, more: list[str]) -> None:
+    code, _, err = run("--capture", str(tmp_path / "me.json"), *more)
+    assert (code, (tmp_path / "me.json").exists()) == (2, False)
+    assert "--capture writes a snapshot and stops" in err
+
+
 def test_topo_of_a_snapshot(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "frank2.json"
     file.write_bytes(msgspec.json.encode(frank2()))

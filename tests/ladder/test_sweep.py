@@ -99,6 +99,7 @@ def test_buckets_end_at_what_was_measured_and_the_last_goes_on() -> None:
     ("arguments", "said"),
     [
         ((), "sweep needs to know where the ladder goes"),
+        (("--quick", "--out", "/x"), "--quick writes no ladder"),
         (("--out", "/x", "--sizes", "17"), "17 is no multiple of 16 bytes"),
         (("--out", "/x", "--dtype", "all"), "one dtype"),
         (("--out", "/x", "--provider", "tcp"), "'tcp' is not one of shm, pcie"),

@@ -305,6 +305,8 @@ def test_trying_to_write_changes_nothing(tmp_path: Path) -> None:
 def test_a_disk_that_fills_while_measuring_keeps_the_table(place: Place) -> None:
     """Minutes of measuring must not end in a traceback: the table is there, and a sentence says what is not."""
     few = ("--local", "2", "--sizes", "2K", "--iters", "1")
+    status, out, err = place.run(*few, "--report", "/dev/full", "--json")
+    assert (status, json.loads(out)["schema"]) == (2, "roce-ring/bench/v1")  # one document
     status, out, err = place.run(*few, "--report", "/dev/full")
     assert status == 2
     assert "wrong values: 0 (ok)" in out

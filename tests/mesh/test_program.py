@@ -109,6 +109,15 @@ def test_json_of_a_plan_and_of_a_refusal(capsys: pytest.CaptureFixture[str], tmp
     assert set(refused["findings"][0]) == {"code", "severity", "where", "seen", "expected", "fix"}
 
 
+def test_an_out_that_would_lose_files_is_refused_before_hosts_are_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "letter.txt").touch()
+    assert main(["--ssh", "no.such.host", "--out", str(tmp_path)]) == 2
+    assert "asking" not in (said := capsys.readouterr().err)
+    assert "holds files that are not a plan's" in said
+
+
 def test_no_temporary_name_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(SAMPLE), "--out", "/proc/x"]) == 2
     assert capsys.readouterr().err == (
