@@ -32,7 +32,9 @@ def register(app: typer.Typer) -> None:
     def watch(
         plan_file: PlanFile,
         agent: Agent = [],  # noqa: B006  # typer reads it only
-        seconds: Annotated[float, number(float, 0, 86400, "Stop after so long; 0 goes on until interrupted.")] = 0.0,
+        seconds: Annotated[
+            float, number(float, 0, 86400, "Stop after so long, and once no node keeps us waiting; 0: never.")
+        ] = 0.0,
         tls: TlsFiles = None,
         as_json: Json = False,
     ) -> None:

@@ -213,9 +213,10 @@ def scan(directory: Path) -> list[Endpoint]:
     except FileNotFoundError:
         return []
     except OSError as error:
+        closed = "run as the user that runs the ranks, or join the group that owns the directory"
         raise SetupError(
             f"cannot look for running ranks in {directory}: {_reason(error)}",
-            hint="run as the user that runs the ranks, or join the group that owns the directory",
+            hint=closed if isinstance(error, PermissionError) else "see --run-dir and ROCE_RING_RUN_DIR",
         ) from error
     found = []
     for name in names:

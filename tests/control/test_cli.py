@@ -271,7 +271,9 @@ def test_an_unreadable_run_directory_is_one_sentence(run: Run, tmp_path: Path) -
     (tmp_path / "file").touch()
     code, out, err = run("status", "--run-dir", str(tmp_path / "file"))
     assert (code, out) == (2, "")
-    assert err.startswith(f"roce-ring: cannot look for running ranks in {tmp_path / 'file'}: not a directory\n  fix: ")
+    assert err.startswith(
+        f"roce-ring: cannot look for running ranks in {tmp_path / 'file'}: not a directory\n  fix: see --run-dir"
+    )
 
 
 @pytest.mark.parametrize("arguments", [["statu"], ["status", "--nope"], ["tune"], ["status", "--timeout", "x"]])
