@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..control.rundir import Endpoint
     from ..mesh.agent.model import NodeStatus
 
-SCHEMA = "roce-ring/status/v1"
+SCHEMA, EVENT_SCHEMA = "roce-ring/status/v1", "roce-ring/event/v1"
 COLUMNS = {
     "session": "<",
     "rank": ">",
@@ -62,7 +62,8 @@ def register(app: typer.Typer) -> None:
             nodes_of(plan_file, agent, tls, as_json)
         found = reports(run_dir, session, timeout)
         if as_json:
-            print(json.dumps({"schema": SCHEMA, "ranks": [as_dict(one) for one in found]}, indent=2))
+            document = {"schema": SCHEMA, "ranks": [as_dict(one) for one in found]}
+            print(json.dumps(document, indent=None if follow else 2), flush=True)  # followed: a document a line
         elif not found:
             print(nothing_runs(run_dir, session))
         else:
@@ -168,6 +169,7 @@ def _follow(endpoints: list[Endpoint], as_json: bool) -> None:
     lines: queue.Queue[str | None] = queue.Queue()
 
     def watch(endpoint: Endpoint) -> None:
+        name = {"schema": EVENT_SCHEMA, "session_name": endpoint.session, "rank": endpoint.rank}
         try:
             with RankClient(endpoint.path) as client:
                 after = 0
@@ -176,11 +178,13 @@ def _follow(endpoints: list[Endpoint], as_json: bool) -> None:
                         if isinstance(update, RankState):
                             continue  # the table showed the state; its changes come as events too
                         after = update.index
-                        said = {"session_name": endpoint.session, "rank": endpoint.rank, **asdict(update)}
+                        said = {**name, **asdict(update)}
                         text = f"{endpoint.session} rank {endpoint.rank}: {update.kind.value.lower()}: {update.message}"
                         lines.put(json.dumps(said) if as_json else text)
         except RoceRingError as error:
-            lines.put(f"{endpoint.session} rank {endpoint.rank}: {error.message}" if not as_json else None)
+            said = {**name, "error": {"code": error.code, "message": error.message}}
+            text = f"{endpoint.session} rank {endpoint.rank}: {error.message}"
+            lines.put(json.dumps(said) if as_json else text)
         lines.put(None)
 
     for endpoint in endpoints:

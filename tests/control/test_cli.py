@@ -344,6 +344,21 @@ def test_status_follow_prints_events_as_they_happen_until_ctrl_c(serve: Serve, r
     assert (process.returncode, err) == (130, "interrupted\n")
 
 
+def test_status_follow_in_json_is_a_document_a_line(serve: Serve, run_dir: Path) -> None:
+    """Events have a schema too, and a rank that goes is told as one that is there."""
+    control, server = serve()
+    control.happen(EventKind.LATE, "rank 2 is late", 2)
+    process = program("status", "--follow", "--json", ROCE_RING_RUN_DIR=str(run_dir), PYTHONUNBUFFERED="1")
+    assert process.stdout
+    table, event = (json.loads(process.stdout.readline()) for _ in range(2))
+    assert (table["schema"], event["schema"]) == ("roce-ring/status/v1", "roce-ring/event/v1")
+    assert (event["rank"], event["message"]) == (0, "rank 2 is late")
+    server.close()
+    out, _ = process.communicate(timeout=10)
+    *_, last = map(json.loads, out.splitlines())
+    assert (last["schema"], set(last["error"])) == ("roce-ring/event/v1", {"code", "message"})
+
+
 def test_stats_watch_repeats_until_interrupted(serve: Serve, run_dir: Path) -> None:
     control, _ = serve()
     process = program("stats", "--json", "--watch", "0.1", ROCE_RING_RUN_DIR=str(run_dir))
