@@ -7,7 +7,7 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,10 +21,12 @@ if TYPE_CHECKING:
     from ..mesh.agent.client import AgentClient
     from ..mesh.agent.model import AgentEvent
 
-    Events = queue.Queue[tuple[str, AgentEvent | RoceRingError]]
+    # A node's events; None once it answers, an error once it does not.
+    Happened = tuple[str, AgentEvent | RoceRingError | None]
+    Events = queue.Queue[Happened]
 
 SCHEMA = "roce-ring/watch/v1"
-BACKLOG_S = 0.5
+ANSWER_S, LEAST_S, QUIET_S = 5.0, 1.0, 0.2  # for a node's first answer; at least; and then for what it still keeps
 
 
 def register(app: typer.Typer) -> None:
@@ -52,30 +54,40 @@ def register(app: typer.Typer) -> None:
             for one in nodes.agents.values():
                 threading.Thread(target=_follow, args=(one, events), daemon=True).start()
             watched = len(nodes.plan.hosts)
-            lost = False
-            for host, event in chain(_backlog(events), _live(events, until)):
+            silent, lost = set(nodes.agents), False
+            for host, event in chain(_backlog(events, silent, until), _live(events, until)):
+                silent.discard(host)
                 if isinstance(event, RoceRingError):
                     watched, lost = watched - 1, True
                     _lost(host, event.message, as_json)
-                else:
+                elif event is not None:
                     _print(host, event, as_json)
                 if not watched:
                     break
+            for host in sorted(silent):  # stopped, or overloaded: that it said nothing does not mean that all is well
+                lost = True
+                _lost(host, f"the agent of {host} did not answer in this time", as_json)
             status = (1 if nodes.agents else 2) if lost else 0
         raise typer.Exit(status)
 
 
-def _backlog(events: Events) -> list[tuple[str, AgentEvent | RoceRingError]]:
+def _backlog(events: Events, hosts: Iterable[str], until: float) -> list[Happened]:
     """What the agents still keep: each sends it at once and in its order, and all of it is put in order here."""
-    until, kept = time.monotonic() + BACKLOG_S, []
-    while (left := until - time.monotonic()) > 0:
-        with contextlib.suppress(queue.Empty):
+    kept, waiting, now = [], set(hosts), time.monotonic()
+    end = now + max(LEAST_S, min(ANSWER_S, until - now))
+    while (left := end - time.monotonic()) > 0:
+        if not waiting:
+            left = min(left, QUIET_S)
+        try:
             kept.append(events.get(timeout=left))
-    now = time.time()
-    return sorted(kept, key=lambda one: now if isinstance(one[1], RoceRingError) else one[1].unix_s)
+        except queue.Empty:
+            break
+        waiting.discard(kept[-1][0])
+    late = time.time()
+    return sorted(kept, key=lambda one: getattr(one[1], "unix_s", late))
 
 
-def _live(events: Events, until: float) -> Iterator[tuple[str, AgentEvent | RoceRingError]]:
+def _live(events: Events, until: float) -> Iterator[Happened]:
     while (left := until - time.monotonic()) > 0:
         with contextlib.suppress(queue.Empty):
             yield events.get(timeout=min(left, 1.0))
@@ -83,6 +95,8 @@ def _live(events: Events, until: float) -> Iterator[tuple[str, AgentEvent | Roce
 
 def _follow(agent: AgentClient, events: Events) -> None:
     try:
+        agent.status()
+        events.put((agent.host, None))
         for event in agent.watch():
             events.put((agent.host, event))
         raise RoceRingError("not-running", f"the agent of {agent.host} has ended", "see its log")

@@ -16,7 +16,10 @@ import pytest
 
 from mesh.loading import plan_text
 from roce_ring.cli.main import main
+from roce_ring.errors import RoceRingError
 from roce_ring.lease import Lease
+from roce_ring.mesh.agent.client import AgentClient
+from roce_ring.mesh.agent.model import NodeStatus
 from tests.marker.lab import until
 from tests.mesh.agent.conftest import plan_of
 from tests.mesh.agent.fleet import Fleet
@@ -314,6 +317,26 @@ def test_nodes_that_are_slow_to_reach_use_up_the_time_to_watch(
     monkeypatch.setattr("roce_ring.cli.watch.time.monotonic", lambda: now() + next(late, 3600.0))
     code, out, _ = run("watch", "--seconds", "3600")
     assert (code, "hello" in out) == (0, True)
+
+
+def test_a_node_that_says_nothing_is_not_taken_for_well(
+    fleet: Fleet, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stopped one: it is reached, and never answers."""
+    asked = AgentClient.status
+    stopped = threading.Event()
+
+    def status(self: AgentClient, look: bool = False) -> NodeStatus:
+        if self.host == "s2":
+            stopped.wait(10)
+            raise RoceRingError("no-answer", "too late to be told")
+        return asked(self, look)
+
+    monkeypatch.setattr(AgentClient, "status", status)
+    code, out, _ = run("watch", "--seconds", "1", "--json")
+    stopped.set()
+    (line,) = map(json.loads, out.splitlines())
+    assert (code, line["host"], line["text"]) == (1, "s2", "the agent of s2 did not answer in this time")
 
 
 def test_two_agents_that_are_swapped_are_told(fleet: Fleet, run: Run, plan: Path, typed: Run) -> None:
