@@ -14,8 +14,8 @@ from ..settings import Settings, did_you_mean
 
 GLOO = "gloo"  # stands in the mode column for torch's all-reduce over its gloo backend
 OPS = ("all_reduce", "all_gather", "reduce_scatter")
-# Ranks as processes, as processes under an MPS daemon of their own, or as streams of one process.
-SHARES = ("processes", "mps", "streams")
+# Ranks as processes, or as processes under an MPS daemon of their own.
+SHARES = ("processes", "mps")
 GRAPH_OPS = 40  # of a case in a GPU's graph: the launch is then a small part, as in a decode step
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _DTYPE_NAMES = {name: name for name in ITEM_BYTES} | {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}

@@ -25,7 +25,6 @@ from .cases import Spec
 from .job import Answer, Failed, Job, Result, decode
 from .mps import mps
 from .process import interruptible
-from .rank import ALL
 
 _GRACE_S = 2.0  # how long ranks may take to leave by themselves
 _OTHERS_S = 0.5  # after the first failure, how long to wait for one that explains it
@@ -37,9 +36,9 @@ class RankFailed(RoceRingError):
 
 
 class _Rank:
-    """One process, its answers and the end of its stderr. `rank`: a number, or ALL."""
+    """One process, its answers and the end of its stderr."""
 
-    def __init__(self, rank: int | str, job: Path, stderr: IO[bytes]) -> None:
+    def __init__(self, rank: int, job: Path, stderr: IO[bytes]) -> None:
         self.rank, self.stderr = rank, stderr
         command = [sys.executable, "-m", "roce_ring.bench.rank", str(job), str(rank)]
         # A process group of its own: Ctrl-C reaches the launcher alone, which then stops all ranks in order.
@@ -90,7 +89,7 @@ def run_local(world: int, spec: Spec, settings: Settings, paths: int, tell: Call
             cleanup.enter_context(mps())
         ranks: list[_Rank] = []
         cleanup.callback(_stop, ranks)
-        for rank in [ALL] if spec.share == "streams" else range(world):
+        for rank in range(world):
             stderr = cleanup.enter_context((place / f"rank-{rank}.stderr").open("w+b"))
             ranks.append(_Rank(rank, order, stderr))
         result = _listen(ranks, tell)

@@ -45,7 +45,7 @@ def _control(*arguments: str, said: str = "") -> None:
     except OSError as error:
         raise SetupError(
             f"{_CONTROL} does not start: {(error.strerror or str(error)).lower()}",
-            "it comes with the NVIDIA driver; or take --share streams",
+            "it comes with the NVIDIA driver; or take --share processes, where every operation takes milliseconds",
         ) from error
     except subprocess.TimeoutExpired as error:
         raise SetupError(f"{_CONTROL} did not answer within {_WAIT_S:.0f} s", "look for another MPS daemon") from error

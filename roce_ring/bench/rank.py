@@ -1,5 +1,5 @@
-"""One rank of a local run, or all of them as threads: `python -m roce_ring.bench.rank JOB RANK|all`. The launcher
-starts it; it answers in JSON lines on stdout: progress, log records, an error, and from rank 0 the result."""
+"""One rank of a local run: `python -m roce_ring.bench.rank JOB RANK`. The launcher starts it; it answers in JSON lines
+on stdout: progress, log records, an error, and from rank 0 the result."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import logging
 import os
 import signal
 import sys
-import threading
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -26,7 +24,6 @@ from .measure import measure
 from .runners import Gloo
 
 _MEETING_S = 60.0
-ALL = "all"  # in the place of a rank: this process is all of them
 
 
 def main(argv: list[str]) -> int:
@@ -37,8 +34,7 @@ def main(argv: list[str]) -> int:
     try:
         job = msgspec.json.decode(Path(argv[1]).read_bytes(), type=Job)
         die_with(job.launcher)
-        run_here = run_all if argv[2] == ALL else partial(run, rank=int(argv[2]))
-        result = run_here(job, say=lambda one: answers.write(encode(one)))
+        result = run(job, int(argv[2]), lambda one: answers.write(encode(one)))
         if result is not None:
             answers.write(encode(result))
     except RoceRingError as error:
@@ -65,29 +61,6 @@ class _Forward(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self._to.write(encode(Logged(record.getMessage())))
-
-
-def run_all(job: Job, say: Any) -> Result | None:
-    """All ranks as threads. What failed first explains the rest. Every wait of a rank is bounded, so all of them
-    end."""
-    results: list[Result] = []
-    failed: list[BaseException] = []
-
-    def body(rank: int) -> None:
-        try:
-            if result := run(job, rank, say):
-                results.append(result)
-        except BaseException as error:
-            failed.append(error)
-
-    threads = [threading.Thread(target=body, args=(rank,), daemon=True) for rank in range(job.world)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
-    if failed:
-        raise failed[0]
-    return results[0]
 
 
 def run(job: Job, rank: int, say: Any) -> Result | None:

@@ -13,7 +13,6 @@ SCHEMA = "roce-ring/bench/v1"
 _SHARED = {
     "processes": "a process each",
     "mps": "processes under an MPS daemon of this run",
-    "streams": "streams of one process",
 }
 TARGET = 3.0  # times as fast as gloo, at every size
 

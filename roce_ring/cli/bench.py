@@ -108,8 +108,7 @@ def register(app: typer.Typer) -> None:
         share: Annotated[
             str,
             typer.Option(
-                help="Ranks of one GPU: processes, mps (processes under an MPS daemon that this run starts and stops), "
-                "or streams (threads of one process)."
+                help="Ranks of one GPU: processes, or mps (under an MPS daemon that this run starts and stops)."
             ),
         ] = "processes",
         profile: Annotated[

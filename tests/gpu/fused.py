@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from roce_ring.bench.mps import mps
 from tests.gpu.sample import BYTES, Room, expected, from_bits, inputs, to_bits, warm_up
-from tests.gpu.world import Rank, mps, run
+from tests.gpu.world import Rank, run
 from tests.norm import normed
 
 WORLD = 4

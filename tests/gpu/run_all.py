@@ -24,7 +24,8 @@ STEP_LIMIT_S = 100.0  # unless --full: one that hangs leaves the others their ti
 BENCH = ["-m", "roce_ring.cli.main", "bench", "--device", "cuda"]
 ALL = ["--dtype", "all", "--op", "all", "--mode", "all"]
 SANITIZER = ["compute-sanitizer", "--target-processes", "all", "--error-exitcode", "9", "--tool"]
-FEW = [*BENCH, "--local", "2", "--share", "streams", "--sizes", "17,60K", "--op", "all", "--iters", "1"]
+# Processes that take turns: under a sanitizer kernels of one process do not run at the same time.
+FEW = [*BENCH, "--local", "2", "--share", "processes", "--sizes", "17,60K", "--op", "all", "--iters", "1"]
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,7 @@ def script(name: str, *options: str, quick: tuple[str, ...] = ()) -> Step:
 
 STEPS = {
     "eager": script("eager.py"),
-    "bench": Step([*BENCH, "--share", "mps", "--sizes", "4,4K,16K,60K,256K,1M", "--mode", "all"], []),
-    "bench streams": Step([*BENCH, "--share", "streams", "--sizes", "4K,60K,1M", "--mode", "all", "--profile"], []),
+    "bench": Step([*BENCH, "--share", "mps", "--sizes", "4,4K,16K,60K,256K,1M", "--mode", "all", "--profile"], []),
     "bench check": Step(
         [*BENCH, "--share", "mps", "--sizes", "1,17,4K,100001", "--check", *ALL],
         ["--iters", "2"],

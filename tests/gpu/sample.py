@@ -20,6 +20,22 @@ def _bits(values: Bits) -> Bits:
     return values.view(f"u{values.itemsize}")
 
 
+def to_bits(values: Bits, dtype: str) -> Bits:
+    """float32 values rounded once to `dtype`, as bit patterns."""
+    if dtype == "float32":
+        return values.astype(np.float32).view(np.uint32)
+    if dtype == "float16":
+        return values.astype(np.float16).view(np.uint16)
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def from_bits(bits: Bits, dtype: str) -> Bits:
+    if dtype == "bfloat16":
+        return (bits.astype(np.uint32) << 16).view(np.float32)
+    return bits.view(np.float32 if dtype == "float32" else np.float16).astype(np.float32)
+
+
 @cache
 def inputs(seed: int, world: int, count: int, dtype: str, whole: bool) -> list[Bits]:
     """Every rank's input as bits. `whole`: small whole numbers, whose sums are exact in any order."""

@@ -278,7 +278,7 @@ def test_bad_arguments_get_a_sentence_before_anything_starts(
     [
         (["--device", "gpu"], "device is 'gpu', expected cpu, cuda or cuda:N"),
         (["--device", "cuda", "--share", "threads"], "--share: 'threads' is not known"),
-        (["--share", "streams"], "--share streams is for the ranks of one GPU"),
+        (["--share", "mps"], "--share mps is for the ranks of one GPU"),
         (["--device", "cuda", "--compare", "gloo"], "--compare gloo is for --device cpu"),
     ],
 )
