@@ -58,7 +58,6 @@ class RankInfo:
     plan_hash: str
     settings_hash: str
     provider: str
-    device: str
     memory_kind: str
     arrival_mode: str
     litmus_verdict: str
@@ -67,6 +66,7 @@ class RankInfo:
     gather_capacity_bytes: int
     started_unix_s: float
     peers: tuple[PeerInfo, ...] = ()
+    device: str = "cpu"
 
 
 @dataclass(frozen=True, slots=True)

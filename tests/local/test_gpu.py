@@ -76,4 +76,4 @@ def test_without_mps_a_sentence_says_what_else_there_is(tmp_path: Path, monkeypa
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SetupError, match="nvidia-cuda-mps-control does not start: no such file") as refused, mps():
         pass
-    assert "--share streams" in (refused.value.hint or "")
+    assert "--share processes" in (refused.value.hint or "")

@@ -22,6 +22,7 @@ from tests.mesh.rings import EXAMPLES
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
+AGENT = DEPLOY / "systemd" / "roce-ring-agent.service"
 PREFIX = "/opt/roce-ring"
 
 
@@ -52,8 +53,8 @@ def installed(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return copy
 
 
-def test_there_is_a_unit() -> None:
-    assert [unit.name for unit in UNITS] == ["roce-ring-agent.service"]
+def test_there_are_the_units() -> None:
+    assert [unit.name for unit in UNITS] == ["roce-ring-acs.service", "roce-ring-agent.service"]
 
 
 def test_systemd_knows_every_line(installed: Path) -> None:
@@ -66,7 +67,7 @@ def test_a_misspelt_line_would_be_seen(installed: Path) -> None:
     assert "Unknown key" in analyze("verify", "--man=no", installed)
 
 
-def test_the_agent_may_do_little_else(installed: Path) -> None:
+def test_a_unit_may_do_little_else(installed: Path) -> None:
     """systemd's own measure, from 0 to 10; a unit without any hardening has 9.6."""
     found = re.search(r"exposure level for \S+: ([0-9.]+)", analyze("security", "--offline=true", installed))
     assert found is not None
@@ -78,7 +79,7 @@ def setting(unit: Path, key: str) -> list[str]:
 
 
 def test_what_the_marker_and_the_agent_count_on_is_in_the_unit() -> None:
-    (unit,) = UNITS
+    unit = AGENT
     assert setting(unit, "KillMode") == ["process"]  # markers outlive the agent
     assert setting(unit, "RuntimeDirectoryPreserve") == ["yes"]
     assert RUN_DIR.is_relative_to(Path("/run") / setting(unit, "RuntimeDirectory")[0])
@@ -90,7 +91,7 @@ def test_what_the_marker_and_the_agent_count_on_is_in_the_unit() -> None:
 
 
 def test_the_agents_own_folders_are_those_of_the_unit() -> None:
-    (unit,) = UNITS
+    unit = AGENT
     assert Path("/var/lib") / setting(unit, "StateDirectory")[0] == agent.STATE_DIR
     assert Path("/run") / setting(unit, "RuntimeDirectory")[0] == agent.RUN_DIR
 
@@ -99,7 +100,7 @@ def test_the_agents_own_folders_are_those_of_the_unit() -> None:
 def test_the_units_command_starts_an_agent_that_says_when_it_is_ready(tmp_path: Path) -> None:
     """Type=notify: without the message systemd would end the agent after half a minute. In a network name space of its
     own, as one runs per node."""
-    (unit,) = UNITS
+    unit = AGENT
     program, *words = shlex.split(setting(unit, "ExecStart")[0])
     words[words.index("--group") + 1] = grp.getgrgid(os.getegid()).gr_name  # the unit's is not on this machine
     command = [sys.executable, "-m", "roce_ring.cli.main", *words]
