@@ -146,7 +146,7 @@ def native(name: str, *options: str, **env: str) -> str:
     folder = BUILD / f"native-{name}"
     sh("cmake", "-S", ROOT, "-B", folder, "-G", "Ninja", "-DRR_BUILD_TESTS=ON", "-DRR_DEV=ON", *options)
     sh("cmake", "--build", folder, "--parallel", "2")
-    ctest = [*no_aslr(), "ctest", "--test-dir", str(folder), "--output-on-failure", "--no-tests=error"]
+    ctest = [*no_aslr(), "ctest", "--test-dir", str(folder), "--output-on-failure", "--no-tests=error", "-j", "2"]
     if env == SANITIZER_ENV:  # a race that was seen once is a race
         sh(*ctest, **env)
         return ""

@@ -44,7 +44,7 @@ CUDA12 = {
 
 # 80: A100. 90: H100/H200. 120: RTX PRO 6000. 121: GB10 (DGX Spark). 70: V100, the oldest with the memory model we use.
 NVCC_ARCHS = (80, 90, 120, 121)
-NVRTC13_ARCHS = (90, 121)
+NVRTC13_ARCHS = (121,)  # 90 is compiled with the profiling build
 NVRTC12_ARCHS = (70,)
 
 

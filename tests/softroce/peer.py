@@ -34,7 +34,7 @@ from roce_ring.control.proto.roce_ring.v1 import rendezvous_service_pb2 as pb
 from roce_ring.control.proto.roce_ring.v1 import rendezvous_service_pb2_grpc as pb_grpc
 
 LAYOUT_H = Path(__file__).parents[2] / "proxy" / "include" / "roce_ring" / "layout.h"
-MAGIC, WIRE_VERSION, LINE, PAGE, MAX_WORLD, MAX_PATHS, SLOTS = 0x474E495245434F52, 2, 128, 4096, 16, 4, 2
+MAGIC, WIRE_VERSION, LINE, PAGE, MAX_WORLD, MAX_PATHS, SLOTS = 0x474E495245434F52, 3, 128, 4096, 16, 4, 2
 COMMANDS = RECORDS = 256
 RANK, PEER, WORLD, PATIENCE_S = 1, 0, 2, 30.0
 ROUNDS, MOST_LITMUS_BYTES, RIGHT = 16, 16384, 1
@@ -230,6 +230,8 @@ class Peer:
         theirs = meet.gather(bytes(verdicts))[PEER]
         assert theirs[RANK * MAX_PATHS : RANK * MAX_PATHS + len(self.ways)] == bytes([RIGHT] * len(self.ways)), theirs
         self.region[self.layout["flags"] : self.layout["records"]] = 0
+        meet.errors()  # ladder
+        meet.gather(json.dumps({"ladder": self.facts["ladder"]}).encode())
         for _ in ("start", "control"):
             meet.errors()
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from roce_ring import __version__
+from roce_ring.ladder.choose import choose
+from roce_ring.ladder.model import Key
 from roce_ring.settings import Settings
 from tests.softroce import byhand
 from tests.softroce.ranks import ROOT, Ranks
@@ -38,11 +40,13 @@ def test_a_rank_with_none_of_our_code_sums_with_ours(ring: Ring) -> None:
         "first sequence": 0,
         "gather_bytes": "the same as max_bytes",
     }
+    ladder = choose("", "roce-switch", Key(world=2, device="cpu"), settings.max_bytes).ladder
     hcas = ring.nodes[1].plan.hcas
     ways = [hcas[path.source_hca] for path in ring.plan.paths if path.source == 1]
     facts = {
         "meet": meet,
         "agreement": agreement,
+        "ladder": f"roce-switch {ladder.digest}",
         "max_bytes": settings.max_bytes,
         "paths": [(hca.rdma, hca.address.split("/")[0]) for hca in ways],
         "count": COUNT,

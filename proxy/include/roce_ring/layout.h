@@ -26,7 +26,7 @@ typedef long long int64_t;
 #endif
 
 #define RR_MAGIC 0x474e495245434f52ull /* "ROCERING" in memory order */
-#define RR_WIRE_VERSION 2
+#define RR_WIRE_VERSION 3
 
 /* A flag, or any word that another party polls, has a line to itself. 128 bytes: the L2 line of the GPUs and the pair
  * of 64-byte lines that CPUs prefetch together. */
