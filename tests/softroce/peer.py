@@ -336,7 +336,8 @@ def digest_of_full(x: Any) -> int:
     tag = zlib.crc32(repr(("float32", x.shape)).encode())
     h = (1 << 24 | 1 << 16 | 1 << 8) + WORLD
     h = (h ^ x.size ^ tag << 32) * golden & MASK
-    h = (h ^ h >> 29) * golden & MASK
+    h = (h ^ h >> 29) * golden & MASK  # rows and pieces: none
+    h = (h ^ h >> 29) * golden & MASK  # no norm
     return int(h) >> 48
 
 
