@@ -282,6 +282,7 @@ def report(rows: list[tuple[str, str, str, str]]) -> int:
     print(f"\n{'tier':<10} | {'ran':<8} | {'time':>6} | why not, or what was left out")
     for name, outcome, seconds, why in rows:
         print(f"{name:<10} | {outcome:<8} | {seconds:>6} | {why}")
+    print(f"{'gpu':<10} | {'by hand':<8} | {'':>6} | where there is one: python tests/gpu/run_all.py")
     absent = [name for name, outcome, _, _ in rows if outcome == "NOT RUN"]
     failed = sum(outcome == "FAILED" for _, outcome, _, _ in rows)
     print(f"tiers: {len(rows) - failed - len(absent)} passed, {failed} failed, {len(absent)} not run")
