@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Generator, Iterator
+import sys
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -78,3 +79,19 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object
         result = yield
     _fail_on_unexpected(item, records)
     return result
+
+
+@pytest.fixture
+def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """The program in this process: typed("up", "plan.json") -> (exit status, stdout, stderr)."""
+    from roce_ring.cli.main import main
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["roce-ring", *arguments])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        out = capsys.readouterr()
+        assert "Traceback" not in out.err
+        return int(caught.value.code or 0), out.out, out.err
+
+    return call

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from roce_ring.cli.main import VERBS, build, main
+from roce_ring.cli.main import VERBS, build
 from roce_ring.control.model import EventKind, RankState, SessionState
 from roce_ring.control.server import RankServer
 
@@ -25,18 +25,11 @@ Serve = Callable[..., tuple[Any, RankServer]]
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], run_dir: Path) -> Run:
+def run(monkeypatch: pytest.MonkeyPatch, typed: Run, run_dir: Path) -> Run:
     """run("status", "--json") -> (exit status, stdout, stderr)."""
     monkeypatch.setenv("ROCE_RING_RUN_DIR", str(run_dir))
 
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["roce-ring", *arguments])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        out = capsys.readouterr()
-        return int(caught.value.code or 0), out.out, out.err
-
-    return call
+    return typed
 
 
 PROGRAM = [sys.executable, "-m", "roce_ring.cli.main"]

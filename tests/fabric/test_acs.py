@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -12,7 +12,6 @@ import pytest
 
 import roce_ring.cli.acs
 import roce_ring.fabric.acs
-from roce_ring.cli.main import main
 from roce_ring.fabric import config_space
 from roce_ring.fabric.acs import Acs, AcsError
 from roce_ring.fabric.snapshot import read
@@ -171,18 +170,11 @@ def test_a_port_that_ignores_the_write_is_told(host: Host, monkeypatch: pytest.M
 
 
 @pytest.fixture
-def run(host: Host, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def run(host: Host, monkeypatch: pytest.MonkeyPatch, typed: Run) -> Run:
     monkeypatch.setattr(roce_ring.cli.acs, "SYS", host.sys)
     monkeypatch.setattr(roce_ring.cli.acs, "STATE", host.state)
 
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["roce-ring", "acs", *arguments])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        out = capsys.readouterr()
-        return int(caught.value.code or 0), out.out, out.err
-
-    return call
+    return partial(typed, "acs")
 
 
 def test_the_command_is_dry_unless_told(run: Run, host: Host) -> None:

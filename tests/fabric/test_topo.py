@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
 
 import msgspec
 import pytest
 
-from roce_ring.cli.main import main
 from roce_ring.errors import ConfigError
 from roce_ring.fabric import config_space
 from roce_ring.fabric.draw import svg, text
@@ -221,15 +220,8 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["roce-ring", "topo", *arguments])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        out = capsys.readouterr()
-        return int(caught.value.code or 0), out.out, out.err
-
-    return call
+def run(typed: Run) -> Run:
+    return partial(typed, "topo")
 
 
 def test_topo_shows_this_machine(run: Run, tmp_path: Path) -> None:

@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
-
-from roce_ring.cli.main import main
 
 Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["roce-ring", "ladder", *arguments])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        out = capsys.readouterr()
-        return int(caught.value.code or 0), out.out, out.err
-
-    return call
+def run(typed: Run) -> Run:
+    return partial(typed, "ladder")
 
 
 def test_explain_names_the_mode_first(run: Run) -> None:

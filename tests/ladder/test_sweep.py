@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -13,7 +13,6 @@ from roce_ring.bench.cases import Case
 from roce_ring.bench.check import Wrong
 from roce_ring.bench.job import Result, Row
 from roce_ring.bench.timing import Times
-from roce_ring.cli.main import main
 from roce_ring.errors import ConfigError
 from roce_ring.ladder.loading import load
 from roce_ring.ladder.model import Key
@@ -23,15 +22,8 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["roce-ring", "ladder", "sweep", *arguments])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        out = capsys.readouterr()
-        return int(caught.value.code or 0), out.out, out.err
-
-    return call
+def run(typed: Run) -> Run:
+    return partial(typed, "ladder", "sweep")
 
 
 @pytest.mark.parametrize(("provider", "fabric"), [("shm", "shm"), ("pcie", "pcie-hostbridge")])

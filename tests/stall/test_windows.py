@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from roce_ring.cli.main import main
 from roce_ring.stall.windows import find_windows
 
 PERIOD, PHASE = 2.30, 0.7
@@ -83,15 +82,8 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["roce-ring", "stall", *arguments])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        out = capsys.readouterr()
-        return int(caught.value.code or 0), out.out, out.err
-
-    return call
+def run(typed: Run) -> Run:
+    return partial(typed, "stall")
 
 
 def test_the_command_says_how_often_and_how_long(run: Run, tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from mesh.loading import plan_text
-from roce_ring.cli.main import main
 from roce_ring.errors import RoceRingError
 from roce_ring.lease import Lease
 from roce_ring.mesh.agent.client import AgentClient
@@ -40,21 +39,6 @@ def plan(tmp_path: Path) -> Path:
 def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
     with Fleet(plan_of("four-spark-ring"), tmp_path, monkeypatch) as fleet:
         yield fleet
-
-
-@pytest.fixture
-def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """typed("up", "plan.json") -> (exit status, stdout, stderr)."""
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["roce-ring", *arguments])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        out = capsys.readouterr()
-        assert "Traceback" not in out.err
-        return int(caught.value.code or 0), out.out, out.err
-
-    return call
 
 
 @pytest.fixture
