@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from .errors import ConfigError, RoceRingError, UnsupportedError
 from .exchange import Exchange, RendezvousExchange, Tls, TorchExchange, gather_errors
 from .fused import add_norm, add_prefetch
+from .ladder.model import Profile as LadderProfile
 from .modes import mode as mode_by_name
 from .native import ALL_GATHER, ALL_REDUCE, DTYPES, MAX_WORLD, REDUCE_SCATTER, WAVE_ALL, WAVE_TWO, Launch, Op
 from .session import Session
@@ -62,6 +63,7 @@ class AllReduce:
             settings = dataclasses.replace(settings, gather_bytes=settings.max_bytes)
         self._exchange, self.settings, self._serve, self._device = exchange, settings, serve, device
         self._profile = profile
+        self._forced = None if settings.mode == "auto" else LadderProfile(settings.mode)
         self._topology = topology or _topology(exchange, settings)
         self._reaches_all = self._topology.complete
         self.rank, self.world = exchange.rank, exchange.world
@@ -235,8 +237,8 @@ class AllReduce:
                 "all_reduce: out overlaps x without being x", "pass x itself, or memory apart from x"
             )
         if mode in (None, "auto"):
-            mode = self.choose_mode(t.bytes)
-            fp32_partials |= self.settings.mode == "auto" and self.session.ladder.profile(t.bytes).fp32_partials
+            chosen_for = self._profile_for(t.bytes)
+            mode, fp32_partials = chosen_for.mode, fp32_partials or chosen_for.fp32_partials
         chosen = mode_by_name(mode, self.world, self._reaches_all, self.session.access)
         op = self.session.op()
         op.kind, op.mode, op.dtype, op.count = ALL_REDUCE, chosen.value, DTYPES[t.dtype], t.count
@@ -255,9 +257,10 @@ class AllReduce:
 
     def choose_mode(self, size_bytes: int) -> str:
         """The mode that all_reduce takes for a payload of this size: the settings', or the ladder's."""
-        if self.settings.mode != "auto":
-            return self.settings.mode
-        return self.session.ladder.profile(size_bytes).mode
+        return self._profile_for(size_bytes).mode
+
+    def _profile_for(self, size_bytes: int) -> LadderProfile:
+        return self._forced or self.session.ladder.profile(size_bytes)
 
     def reduce_scatter(self, x: Any, out: Any = None) -> Any:
         """x has shape [world * n, ...]; returns rows [rank * n, (rank + 1) * n) of its sum over all ranks."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Literal
 
 import msgspec
+
+from .. import durable
 
 SCHEMA = "roce-ring/mesh-agent/v1"
 FILE = "agent.json"
@@ -74,17 +75,8 @@ def load(directory: Path) -> tuple[State, bool]:
 
 def save(directory: Path, state: State) -> None:
     """The file is the old one or the new one, also after a crash or a power cut."""
-    path, new = directory / FILE, directory / f"{FILE}.new"
+    path = directory / FILE
     try:
-        with new.open("wb") as file:
-            file.write(msgspec.json.encode(state))
-            file.flush()
-            os.fsync(file.fileno())
-        new.rename(path)
-        folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        durable.replace(path, msgspec.json.encode(state))
     except OSError as error:
         raise StateError(f"state file {path} cannot be written: {(error.strerror or str(error)).lower()}") from None

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from ..errors import RoceRingError
+from ..mesh import durable
 from . import config_space
 from .config_space import ACS_CONTROL, REDIRECTS
 from .snapshot import Function
@@ -189,13 +190,8 @@ class Acs:
         return state if state.boot_id == now else State(now, {})
 
     def _save(self, state: State) -> None:
-        new = self._state.with_suffix(".new")
         try:
-            with new.open("wb") as file:
-                file.write(msgspec.json.encode(state))
-                file.flush()
-                os.fsync(file.fileno())
-            new.rename(self._state)
+            durable.replace(self._state, msgspec.json.encode(state))
         except OSError as error:
             raise AcsError(
                 f"cannot keep state in {self._state.parent}: {(error.strerror or '').lower()}", "make room"

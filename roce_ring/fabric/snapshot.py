@@ -7,13 +7,13 @@ from pathlib import Path
 
 import msgspec
 
+from .. import documents
 from ..errors import ConfigError
-from ..mesh.finding import Refused
-from ..mesh.strict import convert
 from . import config_space
 
 SCHEMA = "roce-ring/pci-snapshot/v1"
 MOST_BYTES = 8 << 20
+_FIX = "'roce-ring topo --capture FILE' makes one"
 _BDF = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _ROOT = re.compile(r"pci([0-9a-f]{4,}:[0-9a-f]{2})")
 BRIDGE = 0x0604
@@ -85,34 +85,15 @@ def read(sys: Path, host: str) -> Snapshot:
 
 def load(path: Path) -> Snapshot:
     """Raises ConfigError with every problem of the file."""
-    try:
-        with path.open("rb") as file:
-            raw = file.read(MOST_BYTES + 1)
-        tree = msgspec.json.decode(raw)
-    except OSError as error:
-        raise ConfigError(f"cannot read snapshot {path}: {error.strerror}", "see --from") from None
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise ConfigError(
-            f"snapshot {path} is not JSON: {error}", "'roce-ring topo --capture FILE' makes one"
-        ) from None
-    return parse(tree, str(path))
+    raw = documents.read(path, "snapshot", MOST_BYTES, "see --from")
+    return parse(documents.decode(raw, f"snapshot {path}", _FIX), str(path))
 
 
 def parse(tree: object, where: str) -> Snapshot:
     """As load(), of what is decoded already."""
-    fix = "'roce-ring topo --capture FILE' makes one"
     if not isinstance(tree, dict) or tree.get("schema") != SCHEMA:
-        raise ConfigError(f"{where} is no snapshot of a PCI fabric: expected schema {SCHEMA!r}", fix)
-    try:
-        found = convert(tree, Snapshot, "snapshot")
-    except Refused as refused:
-        problems = [f"{one.where}: {one.seen}, expected {one.expected}" for one in refused.findings]
-    else:
-        problems = list(_problems(found))
-    if problems:
-        shown = [*problems[:10], f"and {len(problems) - 10} more"] if len(problems) > 10 else problems
-        raise ConfigError(f"{where}: " + "\n".join(shown), fix)
-    return found
+        raise ConfigError(f"{where} is no snapshot of a PCI fabric: expected schema {SCHEMA!r}", _FIX)
+    return documents.judge(tree, Snapshot, "snapshot", where, _problems, _FIX, told=10)
 
 
 def _problems(snapshot: Snapshot) -> list[str]:

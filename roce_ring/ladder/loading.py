@@ -6,11 +6,9 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import msgspec
-
+from .. import documents
 from ..errors import ConfigError
-from ..mesh.finding import Refused
-from ..mesh.strict import convert, suggest
+from ..mesh.strict import suggest
 from ..modes import modes
 from .classes import CLASSES
 from .model import EDGE_BYTES, SCHEMA, Ladder, LadderFile
@@ -23,35 +21,16 @@ _FIX = "'roce-ring ladder show' prints one that is right"
 
 def load(path: str | Path) -> Ladder:
     """Raises ConfigError with every problem of the file, one a line."""
-    where = str(path)
-    try:
-        with Path(path).open("rb") as file:
-            raw = file.read(MOST_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"cannot read ladder {where}: {error.strerror}", "see ROCE_RING_LADDER") from None
-    if len(raw) > MOST_BYTES:
-        raise ConfigError(f"ladder {where} has more than {MOST_BYTES} bytes", "255 buckets take a tenth of that")
-    return parse(raw, where)
+    return parse(documents.read(Path(path), "ladder", MOST_BYTES, "see ROCE_RING_LADDER"), str(path))
 
 
 def parse(raw: bytes, where: str) -> Ladder:
     """As load(). `where`: what the file is called in messages."""
-    try:
-        tree = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise ConfigError(f"ladder {where} is not JSON: {error}", _FIX) from None
+    name = f"ladder {where}"
+    tree = documents.decode(raw, name, _FIX)
     if isinstance(tree, dict) and tree.get("schema") != SCHEMA:
-        raise ConfigError(f"ladder {where} says schema {tree.get('schema')!r}, expected {SCHEMA!r}", _FIX)
-    try:
-        file = convert(tree, LadderFile, "ladder")
-    except Refused as refused:
-        problems = [f"{one.where}: {one.seen}, expected {one.expected}" for one in refused.findings]
-    else:
-        problems = list(_problems(file))
-        if not problems:
-            return Ladder(where, file)
-    shown = [*problems[:20], f"and {len(problems) - 20} more"] if len(problems) > 20 else problems
-    raise ConfigError(f"ladder {where}: " + "\n".join(shown), _FIX)
+        raise ConfigError(f"{name} says schema {tree.get('schema')!r}, expected {SCHEMA!r}", _FIX)
+    return Ladder(where, documents.judge(tree, LadderFile, "ladder", name, _problems, _FIX, told=20))
 
 
 @cache
