@@ -79,6 +79,7 @@ def _global_gid_index(plan: Plan) -> Variables:
 def _roce_ring(plan: Plan, rank: int) -> Variables:
     size = str(plan.limits.max_bytes)
     values = {
+        "ROCE_RING_ALLREDUCE": "1",
         "ROCE_RING_MAX_BYTES": size,
         "ROCE_RING_GATHER_BYTES": size,
         "ROCE_RING_HCA": _hcas(plan, rank),

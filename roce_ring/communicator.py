@@ -259,6 +259,11 @@ class AllReduce:
         """The mode that all_reduce takes for a payload of this size: the settings', or the ladder's."""
         return self._profile_for(size_bytes).mode
 
+    def describe_choice(self, size_bytes: int) -> str:
+        """For a log, such as "full, 2 blocks"."""
+        blocks = self.session.blocks(size_bytes)
+        return f"{self.choose_mode(size_bytes)}, {blocks} block{'s' if blocks > 1 else ''}"
+
     def _profile_for(self, size_bytes: int) -> LadderProfile:
         return self._forced or self.session.ladder.profile(size_bytes)
 

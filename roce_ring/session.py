@@ -395,6 +395,10 @@ class Session:
             raise RoceRingError("refused", refusal.decode())
         return self._gpu.prepare(op, size_bytes)
 
+    def blocks(self, size_bytes: int) -> int:
+        """That a payload's kernel has; a CPU rank runs on the caller's thread."""
+        return self._gpu.blocks(size_bytes) if self._gpu else 1
+
     def launch(self, launch: Any, at: int, to: int, stream: int) -> None:
         """Puts a collective into a stream of the GPU, or into the graph that the stream is being captured for.
         `launch`: byref() of what prepare() gave; `at`, `to`: addresses of input and output. Raises SessionAborted if

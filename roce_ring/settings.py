@@ -14,6 +14,7 @@ from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, cast
 
+from .engines.switches import OWN
 from .errors import ConfigError
 
 PREFIX = "ROCE_RING_"
@@ -58,7 +59,7 @@ class Settings:
         unit="bytes",
         low=16,
         high=1024 * _MIB,
-        aliases=("SGLANG_ROCE_MAX_SIZE",),
+        aliases=("SGLANG_ROCE_MAX_SIZE", "VLLM_ROCE_ALLREDUCE_MAX_SIZE"),
         agree=True,
     )
     gather_bytes: int = _knob(
@@ -67,7 +68,7 @@ class Settings:
         unit="bytes",
         low=0,
         high=1024 * _MIB,
-        aliases=("DSV41_ROCE_GATHER",),
+        aliases=("DSV41_ROCE_GATHER", "VLLM_ROCE_ALLGATHER_MAX_SIZE"),
         agree=True,
     )
     mode: str = _knob(
@@ -226,8 +227,8 @@ class Settings:
                     given.setdefault(names[name], {})[name] = parse(names[name], environ[name])
                 except ValueError as error:
                     problems.append(f"{name}: {error}")
-            elif name.startswith(PREFIX):
-                problems.append(f"{name} is not a setting{did_you_mean(name, names)}")
+            elif name.startswith(PREFIX) and name not in OWN:
+                problems.append(f"{name} is not a setting{did_you_mean(name, (*names, *OWN))}")
         for values in given.values():
             if len(set(values.values())) > 1:
                 said = " and ".join(f"{name}={value}" for name, value in values.items())

@@ -1,15 +1,17 @@
-"""Print docs/settings.md, made from roce_ring/settings.py."""
+"""Print docs/settings.md, made from roce_ring/settings.py and roce_ring/engines/switches.py."""
 
 from __future__ import annotations
 
 from dataclasses import fields
 
+from roce_ring.engines.switches import SWITCHES
 from roce_ring.settings import Settings, env_name, knob_of, plain
 
 HEAD = """\
 # Settings
 
-Made from `roce_ring/settings.py` by `python tools/settings_doc.py > docs/settings.md`: edit that file, not this one.
+Made from `roce_ring/settings.py` and `roce_ring/engines/switches.py` by
+`python tools/settings_doc.py > docs/settings.md`: edit those, not this one.
 
 Set them as environment variables, or in a YAML file under the lower-case name without `ROCE_RING_`. An unknown
 `ROCE_RING_*` name, an empty value and a value out of bounds are errors. An alias is the name that other projects gave
@@ -18,6 +20,16 @@ refuse to start and say where.
 
 | variable | = | default | unit | accepts | meaning | alias |
 |---|---|---|---|---|---|---|
+"""
+
+SWITCH_HEAD = """
+## Switches of an engine
+
+Read by the plug-ins of SGLang and vLLM before there is a session; two names of one switch must say the same.
+`DSV41_ROCE_GATHER=0` and `VLLM_ROCE_ALLGATHER_MAX_SIZE=0` leave all-gathers to the engine.
+
+| variable | accepts | meaning |
+|---|---|---|
 """
 
 
@@ -44,6 +56,8 @@ def document() -> str:
             aliases,
         )
         lines.append("| " + " | ".join(cells) + " |")
+    lines += SWITCH_HEAD.splitlines()
+    lines += [f"| `{one.name}` | {one.accepts} | {one.meaning} |" for one in SWITCHES]
     return "\n".join(lines) + "\n"
 
 

@@ -141,8 +141,11 @@ class GpuExecutor:
     def prepare(self, op: Op, size_bytes: int) -> Launch:
         """`size_bytes`: of the payload."""
         function = self._program.functions[key_of(op.kind, op.mode, op.dtype)]
-        blocks = min(blocks_for(size_bytes, self._direct), self._most_blocks)
-        return Launch(op, function, blocks, THREADS)
+        return Launch(op, function, self.blocks(size_bytes), THREADS)
+
+    def blocks(self, size_bytes: int) -> int:
+        """Of a launch with this payload."""
+        return min(blocks_for(size_bytes, self._direct), self._most_blocks)
 
     def put(self, launch: Any, at: int, to: int, stream: int) -> int:
         """`launch`: byref() of what prepare() gave; `at`, `to`: addresses of input and output. Returns when the launch

@@ -1,0 +1,118 @@
+"""What an engine sees: the object that SGLang and vLLM expect of a custom all-reduce, over our AllReduce."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from ..communicator import AllReduce
+from ..errors import UnsupportedError
+from ..tensors import describe
+
+# Prefills come in thousands of sizes; a log is for people.
+MOST_SHAPES_TOLD = 32
+
+_live: weakref.WeakSet[Communicator] = weakref.WeakSet()
+
+
+class Communicator:
+    """Never falls back by itself: what `should_custom_ar` takes depends on dtype, shape and size, so all ranks answer
+    alike, and a failed session raises on all ranks, for good.
+
+    `gather`: all-gathers go through here too. `beyond`: what the engine uses for the rest, for the log."""
+
+    disabled = False
+    original_disabled = False  # SGLang puts `disabled` back to this after a piecewise capture
+
+    def __init__(self, all_reduce: AllReduce, *, gather: bool, log: logging.Logger, beyond: str) -> None:
+        self._ours, self._gather, self._log, self._beyond = all_reduce, gather, log, beyond
+        self.world_size, self.rank = all_reduce.world, all_reduce.rank
+        self.max_size = all_reduce.settings.max_bytes
+        self._told: set[tuple[object, ...]] = set()
+        _live.add(self)
+        # Engines drop a communicator without closing it. This object is all they hold, so its end is the session's.
+        self._at_end = weakref.finalize(self, all_reduce.close)
+
+    # ---- all-reduce ----
+
+    def should_custom_ar(self, x: Any) -> bool:
+        return self._ours.should_all_reduce(x)
+
+    def custom_all_reduce(self, x: Any) -> Any:
+        """A new tensor with the sum. Raises SessionAborted once a rank is lost."""
+        shape = (x.shape, x.dtype)
+        if shape not in self._told:
+            self._tell("all-reduce", x, shape)
+        return self._ours.all_reduce(x)
+
+    # ---- all-gather ----
+
+    def should_all_gather(self, x: Any, out: Any) -> bool:
+        """`x`: this rank's part. `out`: room for all ranks' parts one behind the other, in any shape."""
+        if not self._gather:
+            return False
+        try:
+            one, room = describe(x), describe(out)
+        except UnsupportedError:
+            return False
+        return (
+            one.device == room.device == self._ours.session.device
+            and one.contiguous
+            and room.contiguous
+            and one.dtype == room.dtype
+            and room.count == one.count * self.world_size
+            and 0 < one.bytes <= self._ours.settings.gather_bytes
+        )
+
+    def all_gather_into(self, out: Any, x: Any) -> None:
+        shape = ("gather", x.shape, x.dtype)
+        if shape not in self._told:
+            self._tell("all-gather", x, shape)
+        self._ours.all_gather(x.view(-1), out=out.view(-1))
+
+    # ---- life ----
+
+    @contextlib.contextmanager
+    def capture(self) -> Iterator[None]:
+        """Around all of an engine's graph captures. Warm-up steps inside run real collectives: that loads every kernel
+        and keeps the ranks in step."""
+        with self._ours.capture():
+            yield
+
+    def check(self) -> None:
+        """Raises SessionAborted if the session has ended; a microsecond otherwise."""
+        self._ours.check()
+
+    def close(self) -> None:
+        _live.discard(self)
+        self._at_end()
+
+    def _tell(self, what: str, x: Any, shape: tuple[object, ...]) -> None:
+        """One line for each shape that is routed here for the first time."""
+        if len(self._told) > MOST_SHAPES_TOLD:
+            return
+        self._told.add(shape)
+        if self.rank:
+            return
+        if len(self._told) > MOST_SHAPES_TOLD:
+            self._log.info("roce-ring: %d shapes told; further ones are routed without a line", MOST_SHAPES_TOLD)
+            return
+        settings, t = self._ours.settings, describe(x)
+        gathers = what == "all-gather"
+        how = "" if gathers else f": {self._ours.describe_choice(t.bytes)}"
+        limit = settings.gather_bytes if gathers else settings.max_bytes
+        self._log.info("roce-ring: %s %d B %s%s; above %d B: %s", what, t.bytes, t.dtype, how, limit, self._beyond)
+
+
+def live() -> list[Communicator]:
+    """Those that this process has open."""
+    return list(_live)
+
+
+def check_all() -> None:
+    """Raises SessionAborted if any has ended."""
+    for one in _live:
+        one.check()
