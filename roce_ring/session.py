@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from ctypes import Array
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from . import __version__
@@ -288,7 +289,8 @@ class Session:
 
         found = reach(exchange, self._gpu.device, self.layout, self.session_id.hex(), MEETING_S)
         self.memory, self.access, self._data = found.memory, found.access, found.memory.data
-        self._fabric = found.fabric if found.access == LOADS else "pcie-hostbridge"  # whose ladder reads nothing
+        self._fabric = found.group.fabric if found.access == LOADS else "pcie-hostbridge"  # whose ladder reads nothing
+        self.topology = replace(self.topology, order=found.group.order)
         self._gpu.use_peers(found.ranks_here)
 
     def _open_gpu(self) -> None:

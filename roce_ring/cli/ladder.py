@@ -44,10 +44,14 @@ def register(app: typer.Typer) -> None:
     def check(file: Which, as_json: Json = False) -> None:
         """Say what is wrong with a ladder, or that nothing is.
 
-        Exits 1 if something is.
+        Exits 1 if something is, 2 if there is no such ladder.
         """
+        from ..ladder.loading import parse, read
+
+        one = known(file)
+        raw = b"" if one else read(file)
         try:
-            one = find(file)
+            one = one or parse(raw, file)
         except ConfigError as error:
             if as_json:
                 problem = {"schema": "roce-ring/ladder-check/v1", "ok": False, "problem": error.message}
@@ -121,23 +125,30 @@ def register(app: typer.Typer) -> None:
 
 def find(which: str) -> Ladder:
     """A shipped ladder by name, or the file. Raises ConfigError."""
+    from ..ladder.loading import load
+
+    return known(which) or load(which)
+
+
+def known(which: str) -> Ladder | None:
+    """A shipped ladder by name; None if this is a file's. Raises ConfigError if it is neither."""
     from pathlib import Path
 
-    from ..ladder.loading import load, shipped
+    from ..ladder.loading import shipped
 
     named = {one.name.removeprefix("shipped "): one for one in shipped()}
     if which in named:
         return named[which]
     if "/" not in which and not which.endswith(".json") and not Path(which).exists():
         raise ConfigError(f"there is no ladder {which!r}", f"shipped ones: {', '.join(named)}; or name a file")
-    return load(which)
+    return None
 
 
 def headline(one: Ladder) -> str:
     """Name, digest and where it comes from, on one line."""
     where = one.file.provenance
     key = one.file.key
-    parts = [f"fabric {one.file.fabric}"]
+    parts = [f"fabric {' and '.join(one.file.fabrics)}"]
     parts += [f"world {key.world}"] if key.world else []
     parts += [f"device {key.device}"] if key.device else []
     return f"{one.name}: {', '.join(parts)}, digest {one.digest}; {where['kind']}: {where['source']}"

@@ -25,7 +25,7 @@ def register(app: typer.Typer) -> None:
         capture: Annotated[str, typer.Option(metavar="FILE", help="Write a snapshot of this host and stop.")] = "",
         gpus: Annotated[str, typer.Option(metavar="LIST", help="Only these GPUs, e.g. 0,4,8,12.")] = "",
         quadrants: Annotated[
-            str, typer.Option(metavar="FILE", help="YAML: host bridge -> quadrant, goes before what is found out.")
+            str, typer.Option(metavar="FILE", help="YAML: host bridge -> quadrant; else /etc/roce-ring/quadrants.yaml.")
         ] = "",
         picture: Annotated[str, typer.Option("--svg", metavar="FILE", help="Draw the tree there, too.")] = "",
         as_json: Json = False,
@@ -37,6 +37,7 @@ def register(app: typer.Typer) -> None:
         """
         import platform
 
+        from ..fabric import quadrants as operators
         from ..fabric import snapshot as snapshots
         from ..fabric.draw import svg, text
         from ..fabric.tree import Tree
@@ -49,11 +50,11 @@ def register(app: typer.Typer) -> None:
                 f"give them with --from {capture} afterwards",
             )
         found = snapshots.load(Path(source)) if source else snapshots.read(Path("/sys"), platform.node())
-        tree = Tree(found, _quadrants(quadrants) if quadrants else None)
+        given = operators.load(Path(quadrants)) if quadrants else {} if source else operators.of_this_host()
+        tree = Tree(found, given)
         if capture:
             from msgspec import json as packed
 
-            given = _quadrants(quadrants) if quadrants else {}
             fields = json.loads(packed.encode(found)) | ({"quadrants": given} if given else {})
             _write(capture, json.dumps(fields, indent=1) + "\n")
             print(f"wrote {len(found.functions)} functions to {capture}")
@@ -68,21 +69,6 @@ def register(app: typer.Typer) -> None:
         if len(chosen) > 1:
             print("\n" + matrix(tree, chosen))
         print("\n" + summary(tree, chosen))
-
-
-def _quadrants(path: str) -> dict[str, str]:
-    import yaml
-
-    fix = "write lines like '0000:40: q1' (or '\"40\": q1')"
-    try:
-        raw = yaml.safe_load(Path(path).read_bytes()[: 1 << 16])
-    except OSError as error:
-        raise ConfigError(f"cannot read quadrants {path}: {error.strerror}", fix) from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"quadrants {path} is not YAML: {str(error).splitlines()[0]}", fix) from None
-    if not isinstance(raw, dict) or not raw or not all(isinstance(one, str) for one in raw):
-        raise ConfigError(f"quadrants {path} is no mapping of host bridges (in quotes) to quadrants", fix)
-    return {name: str(where)[:40] for name, where in raw.items()}
 
 
 def chosen_gpus(tree: Tree, text: str) -> list[Function]:
@@ -115,6 +101,7 @@ def matrix(tree: Tree, gpus: list[Function]) -> str:
 
 
 def summary(tree: Tree, gpus: list[Function]) -> str:
+    from ..fabric.group import group_of
     from ..fabric.tree import redirects
 
     if not gpus:
@@ -129,19 +116,31 @@ def summary(tree: Tree, gpus: list[Function]) -> str:
     quadrants = {tree.quadrants[one.root] for one in gpus}
     names = ", ".join(sorted({one.name for one in quadrants}))
     why = "; ".join(sorted({one.why for one in quadrants}))
-    return f"{said}\nquadrants {names} ({why})\n{len(gpus)} GPUs: fabric class {tree.fabric(gpus)}"
+    group = group_of(tree, gpus)
+    lines = [said, f"quadrants {names} ({why})"]
+    if group.fabric == "pcie-hostbridge":
+        order = ", ".join(str(tree.gpus.index(gpus[rank])) for rank in group.order)
+        shared = f"{group.conflicts} times an uplink sends to several host bridges in one phase"
+        lines += [
+            f"phases go round GPUs {order}: {shared if group.conflicts else 'each uplink one host bridge a phase'}"
+        ]
+    return "\n".join([*lines, f"{len(gpus)} GPUs: fabric class {group.fabric}"])
 
 
 def as_dict(tree: Tree, gpus: list[Function]) -> dict[str, Any]:
     from msgspec import to_builtins
 
     from ..fabric.draw import link_of
+    from ..fabric.group import group_of
     from ..fabric.tree import redirects
 
+    group = group_of(tree, gpus) if gpus else None
     return {
         "schema": SCHEMA,
         "host": tree.snapshot.host,
-        "fabric": tree.fabric(gpus) if gpus else None,
+        "fabric": group.fabric if group else None,
+        "ring_order": [tree.gpus.index(gpus[rank]) for rank in group.order] if group else [],
+        "phase_conflicts": group.conflicts if group else 0,
         "gpus": [
             {
                 "gpu": tree.gpus.index(one),

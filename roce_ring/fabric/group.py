@@ -1,24 +1,47 @@
-"""The fabric class of the GPUs of a session."""
+"""The GPUs of a session: their fabric class, and how they stand on the ring."""
 
 from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from .snapshot import read
+from . import quadrants
+from .phases import conflicts, dealt
+from .snapshot import Function, read
 from .tree import Tree
 
 
-def fabric_of_gpus(buses: Sequence[str], sys: Path = Path("/sys")) -> str:
+@dataclass(frozen=True, slots=True)
+class Group:
+    """`order`: rank at each ring position. `conflicts`: phases in which an uplink sends to several host bridges,
+    counted per uplink."""
+
+    fabric: str
+    order: tuple[int, ...]
+    conflicts: int
+
+
+def group_of(tree: Tree, gpus: Sequence[Function]) -> Group:
+    """`gpus[r]`: rank r's. The order is that of ranks unless another has fewer conflicts."""
+    fabric, uplinks, roots = tree.fabric(gpus), [tree.uplink(one) for one in gpus], [one.root for one in gpus]
+    order = tuple(range(len(gpus)))
+    if fabric == "pcie-hostbridge":  # elsewhere no mode is phased, and rings like neighbours below one switch
+        order = min((order, dealt(uplinks)), key=lambda one: conflicts(one, uplinks, roots))
+    return Group(fabric, order, conflicts(order, uplinks, roots))
+
+
+def group_of_buses(buses: Sequence[str], sys: Path = Path("/sys")) -> Group:
     """`buses`: PCI addresses, one a rank, as the driver writes them. One that sysfs does not show (a container may hide
-    it) counts as far away."""
+    it) counts as far away. Raises ConfigError if the operator's word on quadrants is wrong."""
+    order = tuple(range(len(buses)))
     if len(set(buses)) == 1:
-        return "pcie-switch"  # not even a switch between them
-    tree = Tree(read(sys, platform.node()))
+        return Group("pcie-switch", order, 0)  # not even a switch between them
+    tree = Tree(read(sys, platform.node()), quadrants.of_this_host())
     found = [tree.functions.get(_as_sysfs(bus)) for bus in buses]
     known = [one for one in found if one is not None]
-    return tree.fabric(known) if len(known) == len(found) else "pcie-hostbridge"
+    return group_of(tree, known) if len(known) == len(found) else Group("pcie-hostbridge", order, 0)
 
 
 def _as_sysfs(bus: str) -> str:

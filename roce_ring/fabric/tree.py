@@ -102,6 +102,10 @@ class Tree:
                     found.setdefault(one.root, set()).add(number)
         return {root: numbers.pop() for root, numbers in found.items() if len(numbers) == 1}
 
+    def uplink(self, gpu: Function) -> str:
+        """The root port that all of the traffic out of its switches passes; itself if it has none."""
+        return gpu.chain[0] if gpu.chain else gpu.bdf
+
     def fabric(self, gpus: Iterable[Function]) -> str:
         """The class (roce_ring/ladder/classes.py) of a group: that of its worst pair."""
         pairs = combinations(gpus, 2)

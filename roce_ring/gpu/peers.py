@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..direct import LOADS, STORES
-from ..errors import SetupError
-from ..exchange import Exchange, gather_errors
-from ..fabric.group import fabric_of_gpus
+from ..errors import RoceRingError, SetupError
+from ..exchange import Exchange, agree, gather_errors
+from ..fabric.group import Group, group_of_buses
 from ..host import REGIONS
 from ..native import Layout
 from .holding import Holding
@@ -124,19 +124,19 @@ class PeerMemory:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """`access`: of direct.STORES, LOADS. `ranks_here`: ranks that share this rank's GPU, itself included. `fabric`: the
-    class of all ranks' GPUs."""
+    """`access`: of direct.STORES, LOADS. `ranks_here`: ranks that share this rank's GPU, itself included. `group`: all
+    ranks' GPUs."""
 
     memory: PeerMemory
     access: int
     ranks_here: int
-    fabric: str
+    group: Group
 
 
 def reach(exchange: Exchange, device: int, layout: Layout, session: str, timeout_s: float) -> Reached:
     """Collective: takes this rank's memory, finds out what works between the GPUs, maps everybody's. Raises SetupError
     on all ranks or on none, and then holds nothing."""
-    memory, offer, error = None, b"", None
+    memory, offer, error, group = None, b"", None, None
     try:
         memory = PeerMemory(exchange.rank, device, layout, session)
         offer = memory.offer()
@@ -150,15 +150,18 @@ def reach(exchange: Exchange, device: int, layout: Layout, session: str, timeout
         access = _access(exchange, buses, timeout_s)
         try:
             memory.open(offers)
-        except SetupError as failed:
+            group = group_of_buses(buses)
+        except RoceRingError as failed:
             error = str(failed)
         gather_errors(exchange, error, timeout_s)
+        assert group is not None
+        agree(exchange, {"fabric class": group.fabric, "phase order": ",".join(map(str, group.order))}, timeout_s)
         memory.all_have_opened()
     except BaseException:
         if memory is not None:
             memory.free()
         raise
-    return Reached(memory, access, buses.count(buses[exchange.rank]), fabric_of_gpus(buses))
+    return Reached(memory, access, buses.count(buses[exchange.rank]), group)
 
 
 def _access(exchange: Exchange, buses: list[str], timeout_s: float) -> int:

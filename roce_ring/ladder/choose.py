@@ -33,15 +33,15 @@ def choose(path: str, fabric: str, here: Key, max_bytes: int) -> Choice:
     warning = ""
     if path:
         ladder = load(path)
-        if ladder.file.fabric != fabric:
-            why = [f"it is for fabric {ladder.file.fabric}, this session's is {fabric}"]
+        if fabric not in ladder.file.fabrics:
+            why = [f"it is for fabric {' and '.join(ladder.file.fabrics)}, this session's is {fabric}"]
         else:
             why = ladder.file.key.differences(here)
         if not why:
             return Choice(_checked(ladder, here, max_bytes))
         warning = f"ladder {path} covers nothing here: {'; '.join(why)}; the shipped ladder for {fabric} decides"
     for ladder in shipped():
-        if ladder.file.fabric == fabric and not ladder.file.key.differences(here):
+        if fabric in ladder.file.fabrics and not ladder.file.key.differences(here):
             return Choice(_checked(ladder, here, max_bytes), warning)
     raise ConfigError(f"no shipped ladder is for fabric {fabric}", "name one: ROCE_RING_LADDER")
 

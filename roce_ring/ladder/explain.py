@@ -24,7 +24,7 @@ class Considered:
 def explain(ladder: Ladder, size_bytes: int, world: int | None) -> tuple[tuple[int, int], list[Considered]]:
     """((smallest, largest payload of the bucket), every mode, the chosen one first). `world`: None if any."""
     first, bucket = ladder.bucket(size_bytes)
-    kind, chosen = CLASSES[ladder.file.fabric], bucket.profiles[0].mode
+    chosen = bucket.profiles[0].mode
     best = bucket.median_us.get(chosen)
     out = [Considered(chosen, True, bucket.note or "the ladder says so", best)]
     rest = []
@@ -32,7 +32,7 @@ def explain(ladder: Ladder, size_bytes: int, world: int | None) -> tuple[tuple[i
         if mode.name == chosen:
             continue
         us = bucket.median_us.get(mode.name)
-        why = kind.refusal(mode, world)
+        why = next(filter(None, (CLASSES[name].refusal(mode, world) for name in ladder.file.fabrics)), None)
         if why is None:
             why = "possible; no figure for this size" if us is None else "possible; slower"
             if us is not None and best is not None and us <= best:

@@ -21,7 +21,12 @@ _FIX = "'roce-ring ladder show' prints one that is right"
 
 def load(path: str | Path) -> Ladder:
     """Raises ConfigError with every problem of the file, one a line."""
-    return parse(documents.read(Path(path), "ladder", MOST_BYTES, "see ROCE_RING_LADDER"), str(path))
+    return parse(read(path), str(path))
+
+
+def read(path: str | Path) -> bytes:
+    """Raises ConfigError if there is nothing to judge."""
+    return documents.read(Path(path), "ladder", MOST_BYTES, "see ROCE_RING_LADDER")
 
 
 def parse(raw: bytes, where: str) -> Ladder:
@@ -43,9 +48,13 @@ def shipped() -> tuple[Ladder, ...]:
 
 
 def _problems(file: LadderFile) -> Iterator[str]:
-    kind, key = CLASSES.get(file.fabric), file.key
-    if kind is None:
-        yield f"fabric {file.fabric!r} is unknown: {suggest(file.fabric, CLASSES)}"
+    key = file.key
+    for name in file.fabrics:
+        if name not in CLASSES:
+            yield f"fabric {name!r} is unknown: {suggest(name, CLASSES)}"
+    kinds = [CLASSES[name] for name in file.fabrics if name in CLASSES]
+    if len(set(file.fabrics)) < len(file.fabrics):
+        yield f"also_for names {', '.join(file.also_for)} beside fabric {file.fabric}: one of them twice"
     if key.world is not None and not 2 <= key.world <= 16:
         yield f"key.world is {key.world}, expected 2 to 16"
     if key.device not in (None, "cpu", "cuda"):
@@ -70,7 +79,9 @@ def _problems(file: LadderFile) -> Iterator[str]:
             mode = modes().get(profile.mode)
             if mode is None:
                 yield f"{where}: mode {profile.mode!r} is unknown: {suggest(profile.mode, modes())}"
-            elif kind and (refusal := kind.refusal(mode, key.world)):
-                yield f"{where}: {refusal} (fabric {kind.name})"
-            elif profile.fp32_partials and not mode.partials:
+                continue
+            for kind in kinds:
+                if refusal := kind.refusal(mode, key.world):
+                    yield f"{where}: {refusal} (fabric {kind.name})"
+            if profile.fp32_partials and not mode.partials:
                 yield f"{where}: fp32_partials is for modes that pass partial sums on; {mode.name} does not"

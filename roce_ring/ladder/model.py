@@ -49,13 +49,20 @@ class Key(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class LadderFile(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The file. `provenance`: where the choices come from: kind (measured, published or modelled), source, date, ..."""
+    """The file. `provenance`: where the choices come from: kind (measured, published or modelled), source, date, ...
+    `also_for`: fabric classes beside `fabric` that the same choices are for."""
 
     schema: str
     fabric: str
     buckets: tuple[Bucket, ...]
     provenance: dict[str, str]
     key: Key = Key()
+    also_for: tuple[str, ...] = ()
+
+    @property
+    def fabrics(self) -> tuple[str, ...]:
+        """All classes it is for."""
+        return (self.fabric, *self.also_for)
 
 
 @dataclass(frozen=True)
@@ -82,7 +89,7 @@ class Ladder:
     def digest(self) -> str:
         """16 hex digits of what decides: equal digests choose alike for every size. Names and notes do not count."""
         choice = [
-            self.file.fabric,
+            self.file.fabrics,
             [(b, p.mode, p.fp32_partials) for b, p in zip(self._bounds, self._profiles, strict=True)],
         ]
         return hashlib.sha256(msgspec.json.encode(choice)).hexdigest()[:16]

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import permutations
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -13,9 +14,10 @@ import msgspec
 import pytest
 
 from roce_ring.errors import ConfigError
-from roce_ring.fabric import config_space
+from roce_ring.fabric import config_space, quadrants
 from roce_ring.fabric.draw import svg, text
-from roce_ring.fabric.group import fabric_of_gpus
+from roce_ring.fabric.group import group_of, group_of_buses
+from roce_ring.fabric.phases import conflicts, dealt
 from roce_ring.fabric.snapshot import Function, load, parse, read
 from roce_ring.fabric.tree import Tree, redirects
 from tests.fabric.fake_sys import Sys, config_of
@@ -40,10 +42,48 @@ def test_a_session_finds_the_class_of_its_gpus(tmp_path: Path) -> None:
     """Addresses as the CUDA driver writes them."""
     Sys(tmp_path).show(two_sockets())
     buses = [one.bdf for one in Tree(two_sockets()).gpus]
-    assert fabric_of_gpus([f"0000{buses[0].upper()}", buses[1]], tmp_path) == "pcie-switch"
-    assert fabric_of_gpus(buses[:3], tmp_path) == "pcie-hostbridge"
-    assert fabric_of_gpus(["0000:99:00.0"] * 4, tmp_path) == "pcie-switch"  # four ranks of one GPU
-    assert fabric_of_gpus([buses[0], "0000:99:00.0"], tmp_path) == "pcie-hostbridge"
+    assert group_of_buses([f"0000{buses[0].upper()}", buses[1]], tmp_path).fabric == "pcie-switch"
+    assert group_of_buses(buses[:3], tmp_path).fabric == "pcie-hostbridge"
+    assert group_of_buses(["0000:99:00.0"] * 4, tmp_path).fabric == "pcie-switch"  # four ranks of one GPU
+    assert group_of_buses([buses[0], "0000:99:00.0"], tmp_path).fabric == "pcie-hostbridge"
+
+
+def test_a_session_goes_by_the_operators_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `topo --quadrants` shows must be what runs."""
+    host = msgspec.structs.replace(frank2(), quadrants={})
+    Sys(tmp_path / "sys").show(host)
+    buses = [one.bdf for one in Tree(host).gpus[:4]]
+    assert group_of_buses(buses, tmp_path / "sys").fabric == "pcie-hostbridge"
+    word = tmp_path / "quadrants.yaml"
+    monkeypatch.setattr(quadrants, "HERE", word)
+    word.write_text("'0000:00': q0\n'0000:20': q0\n")
+    assert group_of_buses(buses, tmp_path / "sys").fabric == "pcie-switch"
+    word.write_text("'0000:17': q0\n")
+    with pytest.raises(ConfigError, match="host bridge 0000:17, which is not there"):
+        group_of_buses(buses, tmp_path / "sys")
+
+
+def test_phases_are_made_on_the_switches_first() -> None:
+    """GPUs 0,1 | 4,5 | 8,9 | 12,13: in rank order one switch would write to two others in the same phase."""
+    tree = Tree(frank2())
+    eight = group(tree, 0, 1, 4, 5, 8, 9, 12, 13)
+    found = group_of(tree, eight)
+    assert (found.order, found.conflicts) == ((0, 2, 4, 6, 1, 3, 5, 7), 0)
+    uplinks, roots = [tree.uplink(one) for one in eight], [one.root for one in eight]
+    assert conflicts(range(8), uplinks, roots) == 8
+    for shift in range(1, 8):  # and every phase still has one stream into each GPU
+        assert sorted(found.order[(at + shift) % 8] for at in range(8)) == list(range(8))
+    assert group_of(tree, group(tree, 0, 4, 8, 12)).order == (0, 1, 2, 3), "nothing to gain, nothing changed"
+    assert group_of(tree, group(tree, 0, 1, 2, 3)).order == (0, 1, 2, 3), "nothing is phased there"
+
+
+@pytest.mark.parametrize("sizes", [(2, 2), (2, 2, 2), (1, 1, 1), (3, 1), (2, 2, 1), (2, 1, 1)])
+def test_no_order_has_fewer_conflicts(sizes: tuple[int, ...]) -> None:
+    """Of GPUs below each switch: also where the switches have not as many."""
+    uplinks = [number for number, size in enumerate(sizes) for _ in range(size)]
+    roots = [str(one) for one in uplinks]
+    best = min(conflicts((0, *rest), uplinks, roots) for rest in permutations(range(1, len(uplinks))))
+    assert conflicts(dealt(uplinks), uplinks, roots) == best
 
 
 def test_what_nobody_says_is_taken_for_apart() -> None:
@@ -245,6 +285,7 @@ def test_topo_of_a_snapshot(run: Run, tmp_path: Path) -> None:
     file.write_bytes(msgspec.json.encode(frank2()))
     _, out, _ = run("--from", str(file), "--gpus", "0,4,8,12", "--svg", str(tmp_path / "a.svg"))
     assert out.splitlines()[-1] == "4 GPUs: fabric class pcie-hostbridge"
+    assert "phases go round GPUs 0, 4, 8, 12: each uplink one host bridge a phase" in out
     assert (tmp_path / "a.svg").read_text().startswith("<svg")
     _, out, _ = run("--from", str(file), "--gpus", "0,1,2,3", "--json")
     told = json.loads(out)

@@ -37,6 +37,9 @@ def test_check_says_what_is_wrong_and_fails(run: Run, tmp_path: Path) -> None:
     assert (code, "says schema None, expected 'roce-ring/ladder/v1'" in out) == (1, True)
     code, out, _ = run("check", str(file), "--json")
     assert (code, json.loads(out)["ok"]) == (1, False)
+    for absent in (str(tmp_path / "absent.json"), "shm-cpux"):
+        code, _, err = run("check", absent)
+        assert (code, "absent.json" in err or "there is no ladder 'shm-cpux'" in err) == (2, True)
     code, out, _ = run("check", "shm-cpu")
     assert (code, out.startswith("right: shipped shm-cpu")) == (0, True)
 

@@ -44,6 +44,8 @@ def named(name: str) -> Ladder:
     [
         ({"schema": "roce-ring/ladder/v9"}, "says schema 'roce-ring/ladder/v9', expected 'roce-ring/ladder/v1'"),
         ({"fabric": "pcie-swich"}, "fabric 'pcie-swich' is unknown: did you mean 'pcie-switch'?"),
+        ({"also_for": ["shn"]}, "fabric 'shn' is unknown: did you mean 'shm'?"),
+        ({"also_for": ["shm"]}, "also_for names shm beside fabric shm: one of them twice"),
         ({"key": {"world": 17}}, "key.world is 17, expected 2 to 16"),
         ({"key": {"device": "tpu"}}, "key.device is 'tpu', expected cpu or cuda"),
         ({"key": {"word": 4}}, "field 'word' is unknown"),
@@ -189,6 +191,18 @@ def test_explain_says_why_and_what_else_there_was() -> None:
     pull = next(one for one in considered if one.mode == "pull")
     assert pull.median_us == 11.5  # the lowest median of all: what a race would have taken
     assert "stall" in pull.why
+
+
+def test_a_file_for_several_fabrics_holds_on_the_strictest() -> None:
+    """One file for the ring and for the box: what one of them forbids it may not say."""
+    both = {"fabric": "roce-switch", "also_for": ["pcie-switch"]}
+    with pytest.raises(ConfigError, match=r"full_phased costs 4 to 6 % here for nothing.*\(fabric pcie-switch\)"):
+        ladder((64, "full_phased"), **both)
+    one = ladder((MIB, "ring"), **both)
+    assert one.digest != ladder((MIB, "ring"), fabric="roce-switch").digest
+    _, considered = explain(one, 64, 4)
+    assert "needs peers' memory" in next(seen.why for seen in considered if seen.mode == "pull")
+    assert "costs 4 to 6 %" in next(seen.why for seen in considered if seen.mode == "full_phased")
 
 
 def test_differences_are_ranges() -> None:

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from roce_ring.ladder.loading import load
 from tests.local.ranks import Rank, Starter
@@ -14,10 +13,11 @@ from tests.local.ranks import Rank, Starter
 SMALL, LARGE = 64, 4096
 
 
-def write(path: Path, fabric: str, mode: str) -> str:
+def write(path: Path, fabric: str, mode: str, *also_for: str) -> str:
     buckets = [{"upto": SMALL, "profiles": [{"mode": "full"}]}, {"upto": 1 << 30, "profiles": [{"mode": mode}]}]
     source = {"kind": "measured", "source": "this test"}
     file = {"schema": "roce-ring/ladder/v1", "fabric": fabric, "provenance": source, "buckets": buckets}
+    file |= {"also_for": also_for} if also_for else {}
     path.write_text(json.dumps(file))
     return str(path)
 
@@ -31,11 +31,12 @@ def climb(me: Rank, files: list[str], provider: str = "shm") -> list[str]:
         return [ar.choose_mode(size) for size in (1, SMALL, SMALL + 1, 1 << 20)]
 
 
-@pytest.mark.parametrize(("provider", "fabric"), [("shm", "shm"), ("pcie", "pcie-hostbridge")])
-def test_one_format_decides_on_both_fabrics(start: Starter, tmp_path: Path, provider: str, fabric: str) -> None:
-    file = write(tmp_path / "ladder.json", fabric, "ring")
-    for chosen in start(climb, 3, files=[file], provider=provider).values():
-        assert chosen == ["full", "full", "ring", "ring"]
+def test_one_file_decides_on_both_fabrics(start: Starter, tmp_path: Path) -> None:
+    """Ranks that a proxy serves, as on a ring of hosts, and ranks that reach each other's memory."""
+    file = write(tmp_path / "ladder.json", "shm", "ring", "roce-ring-mesh", "pcie-hostbridge")
+    for provider in ("shm", "pcie"):
+        for chosen in start(climb, 3, files=[file], provider=provider).values():
+            assert chosen == ["full", "full", "ring", "ring"]
 
 
 def test_ranks_with_different_ladders_do_not_start(start: Starter, tmp_path: Path) -> None:

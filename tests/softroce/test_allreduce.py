@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 
 import pytest
 
 from tests.softroce import byhand
-from tests.softroce.ranks import bench, forwarded_datagrams, start_bench, wrong
+from tests.softroce.ranks import PROGRAM, bench, forwarded_datagrams, start_bench, wrong
 from tests.softroce.ring import Node, Ring, plan_of
 
 pytestmark = pytest.mark.timeout(150)  # a few seconds each; ranks of a busy machine take ten times as long
@@ -101,6 +103,25 @@ def _count_strangers(ring: Ring, node: Node) -> list[str]:
             lines += [f"{rule} 1 {rdma} src_ip {path.source_address.split('/')[0]} action pass"]
             lines += [f"{rule} 2 {rdma} action pass"]
     return lines
+
+
+def test_one_ladder_file_drives_this_ring_and_a_pcie_session(planned_ring: Ring) -> None:
+    """The class names differ, what reads and climbs the file does not."""
+    buckets = [{"upto": 1024, "profiles": [{"mode": "full"}]}, {"upto": 1 << 30, "profiles": [{"mode": "ring"}]}]
+    file = {"schema": "roce-ring/ladder/v1", "fabric": "roce-ring-mesh", "also_for": ["pcie-hostbridge"]}
+    file |= {"buckets": buckets, "provenance": {"kind": "measured", "source": "this test"}}
+    place = planned_ring.guest.share / "ladder.json"
+    place.write_text(json.dumps(file))
+    options = "--iters 1 --sizes 1K,4K"
+    rows = bench(planned_ring, options, env="ROCE_RING_LADDER=/ring/ladder.json")
+    command = [PROGRAM, "bench", "--local", "4", "--provider", "pcie", "--json", *options.split()]
+    here = subprocess.run(
+        command, env={**os.environ, "ROCE_RING_LADDER": str(place)}, capture_output=True, text=True, check=True
+    )
+    assert "covers nothing" not in here.stderr
+    for found in (rows, json.loads(here.stdout)["rows"]):
+        assert wrong(found) == []
+        assert [(row["bytes"], row["mode"]) for row in found] == [(1024, "full"), (4096, "ring")]
 
 
 def test_what_a_bare_ring_cannot_run_is_said_at_once(soft_ring: type[Ring]) -> None:
