@@ -196,6 +196,7 @@ class Session:
         fabric = self._fabric or fabric_of(
             self.provider, t.complete, any(way.hops > 1 for ways in t.paths for way in ways)
         )
+        self.fabric = fabric
         here = Key(world=self.world, device=self.device.partition(":")[0])
         try:
             choice = choose(self.settings.ladder, fabric, here, self.settings.max_bytes)

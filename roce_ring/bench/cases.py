@@ -20,6 +20,7 @@ GRAPH_OPS = 40  # of a case in a GPU's graph: the launch is then a small part, a
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _DTYPE_NAMES = {name: name for name in ITEM_BYTES} | {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+READS_S = 3.0  # reads across quadrants stall in windows every 2.3 s: what is shorter may meet none
 MAX_BYTES = 1 << 28  # 15 peers' copies of it, twice, still fit the memory of a small server
 
 
@@ -104,6 +105,15 @@ class Spec(msgspec.Struct, frozen=True):
     device: str = "cpu"
     share: str = SHARES[0]  # how ranks of one machine share a GPU
     profile: bool = False
+    # For a ladder: modes that have a place on the session's fabric class, however many `modes` names; and where the
+    # class allows reads, READS_S of samples a case.
+    sweep: bool = False
+
+    def device_of(self, rank: int) -> str:
+        """Of "cuda:0,4,8,12", one a rank; of anything else all of it."""
+        name, _, numbers = self.device.partition(":")
+        each = numbers.split(",")
+        return f"{name}:{each[rank]}" if len(each) > 1 else self.device
 
     @property
     def capacity(self) -> int:
@@ -119,10 +129,13 @@ class Spec(msgspec.Struct, frozen=True):
         )
 
 
-def build(spec: Spec, world: int, choose: Callable[[int], str], access: int = NO_ACCESS) -> list[Case]:
+def build(
+    spec: Spec, world: int, choose: Callable[[int], str], access: int = NO_ACCESS, fabric: str = ""
+) -> list[Case]:
     """Sizes are rounded up to whole elements, and to whole elements per rank where the ranks share a payload; sizes
     that become the same are measured once. `choose`: bytes -> the mode that all_reduce takes by itself. `access`: of
-    the session, to peers' memory."""
+    the session, to peers' memory; `fabric`: its class, for a sweep."""
+    from ..ladder.classes import CLASSES
     from ..modes import modes
 
     cases: dict[Case, None] = {}
@@ -136,8 +149,10 @@ def build(spec: Spec, world: int, choose: Callable[[int], str], access: int = NO
                     continue
                 count = -(-asked // item)
                 size, auto = count * item, choose(count * item)
-                for name in spec.modes or [auto]:
+                for name in modes() if spec.sweep else spec.modes or [auto]:
                     mode = modes()[name]
+                    if spec.sweep and CLASSES[fabric].refusal(mode, world):
+                        continue
                     wide = spec.fp32_partials and mode.partials and item < 4
                     if not mode.refusal(world, access=access):
                         cases[Case(op, dtype, size, count, name, name == auto, mode.raw, wide)] = None

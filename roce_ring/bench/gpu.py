@@ -122,14 +122,18 @@ class OursOnGpu(Ours):
         return replay
 
 
-def gpu_problem(spec: Spec) -> str:
-    """Why this process cannot run `spec` on its GPU; empty if it can. Does not touch the GPU beyond counting."""
+def gpu_problem(spec: Spec, world: int) -> str:
+    """Why this process cannot run `spec` on its GPUs; empty if it can. Does not touch the GPU beyond counting."""
     from importlib.util import find_spec
 
     from ..gpu.executor import device_number
 
+    named = spec.device.count(",") + 1
+    if named not in (1, world):
+        return f"--device {spec.device} names {named} GPUs for {world} ranks: name one for all, or one for each"
     try:
-        device_number(spec.device)
+        for rank in range(named):
+            device_number(spec.device_of(rank))
     except SetupError as error:
         return error.message
     if "bfloat16" in spec.dtypes and find_spec("torch") is None:

@@ -57,6 +57,7 @@ class RankFacts(msgspec.Struct, frozen=True):
     idle_spins: int
     nap_us: int
     asleep_share: float
+    fabric: str = ""  # the session's class
 
 
 class Row(msgspec.Struct, frozen=True):

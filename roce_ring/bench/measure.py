@@ -13,9 +13,11 @@ import msgspec
 import numpy as np
 
 from ..communicator import AllReduce
+from ..direct import LOADS
 from ..exchange import Exchange
+from ..ladder.classes import CLASSES
 from ..native import native
-from .cases import GLOO, Case, Spec, build
+from .cases import GLOO, READS_S, Case, Spec, build
 from .check import Wrong, check
 from .job import Answer, Progress, RankFacts, Result, Row
 from .parts import Parts
@@ -52,8 +54,10 @@ def _measure(
 ) -> Result:
     began = CpuTime.now()
     rank, world = exchange.rank, exchange.world
-    cases = build(spec, world, communicator.choose_mode, communicator.session.access)
-    visits = min(_VISITS, spec.iterations)
+    session = communicator.session
+    cases = build(spec, world, communicator.choose_mode, session.access, session.fabric)
+    least_s = READS_S if spec.sweep and CLASSES[session.fabric].access == LOADS else 0.0
+    visits = 1 if least_s else min(_VISITS, spec.iterations)  # in one piece, so that it meets a window
     steps = len(cases) * (1 + visits)
     done, told = 0, 0.0
 
@@ -82,9 +86,12 @@ def _measure(
             step("timing", case)
             number = len(cases) * (_TURNS + turn) + i
             noted = partial(_note, communicator, ours.ops, parts[i]) if spec.profile and case.mode != GLOO else _nothing
-            ns, count = visit(runner(case), ours.barrier, noted, case, rank, world, number, samples)
-            taken[i].append(ns)
-            wrong[i].out += count
+            began_s, enough = time.monotonic(), False
+            while not enough:
+                ns, count = visit(runner(case), ours.barrier, noted, case, rank, world, number, samples)
+                taken[i].append(ns)
+                wrong[i].out += count
+                enough = not least_s or _all_spent(gather, least_s, began_s)
     rows = []
     for case, times, own, mine in zip(cases, taken, wrong, parts, strict=True):
         ranks = gather(msgspec.msgpack.encode((own, np.concatenate(times).tobytes(), mine)))
@@ -99,6 +106,11 @@ def _measure(
     # Ranks of one process say the same time.
     beside = sum({one.pid: one.cpu_s for one in facts if one.host == here.host}.values())
     return Result(world, facts, rows, began.others_share(ended, beside))
+
+
+def _all_spent(gather: Callable[[bytes], list[bytes]], least_s: float, began_s: float) -> bool:
+    """Collective, so that all ranks take equally many samples."""
+    return all(float(one) >= least_s for one in gather(str(time.monotonic() - began_s).encode()))
 
 
 def _nothing() -> None:
@@ -118,6 +130,7 @@ def _facts(communicator: AllReduce, cpu_s: float) -> RankFacts:
         pid=os.getpid(),
         provider=session.provider,
         device=session.device_name,
+        fabric=session.fabric,
         memory={part.name: part.size_bytes for part in session.control.memory()},
         isa=native().kernels.rr_cpu_isa().decode(),
         cpus=len(os.sched_getaffinity(0)),

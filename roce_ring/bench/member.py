@@ -108,7 +108,7 @@ def run_member(
         )
         with contextlib.closing(exchange):
             agree(exchange, {f"bench {key}": str(value) for key, value in msgspec.to_builtins(spec).items()}, timeout_s)
-            with AllReduce(exchange, settings, device=spec.device, profile=spec.profile) as communicator:
+            with AllReduce(exchange, settings, device=spec.device_of(place.rank), profile=spec.profile) as communicator:
                 result = measure(spec, exchange, communicator, None, tell)
                 exchange.barrier(timeout_s)  # nobody leaves while others still measure
         return result

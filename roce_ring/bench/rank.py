@@ -70,7 +70,7 @@ def run(job: Job, rank: int, say: Any) -> Result | None:
         topology = Topology.local(rank, job.world, job.paths)
         gloo = Gloo(Path(job.gloo_store), rank, job.world, _MEETING_S) if job.spec.gloo else None
         spec = job.spec
-        with AllReduce(exchange, settings, topology, device=spec.device, profile=spec.profile) as communicator:
+        with AllReduce(exchange, settings, topology, device=spec.device_of(rank), profile=spec.profile) as communicator:
             result = measure(spec, exchange, communicator, gloo, say)
             exchange.barrier(_MEETING_S)  # nobody leaves while others still measure
         if gloo:

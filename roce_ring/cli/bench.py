@@ -26,55 +26,58 @@ PLAIN_EVERY_S = 5.0
 MEETING_S = 60.0  # how long the first host waits for the last one's command
 SEVERAL = "Over several hosts"
 
+Local = Annotated[int | None, number(int, 2, 16, "Ranks to start on this machine.", show_default="4 without --join")]
+Join = Annotated[
+    str,
+    typer.Option(
+        help="Be one rank among several hosts, which meet here: HOST:PORT of rank 0 on the management network, with "
+        "--tls; or unix:/PATH that all of them see.",
+        rich_help_panel=SEVERAL,
+    ),
+]
+RingPlan = Annotated[
+    str,
+    typer.Option(
+        help="The plan of the ring, the same on every host.", show_default="ROCE_RING_PLAN", rich_help_panel=SEVERAL
+    ),
+]
+RankHere = Annotated[
+    int | None,
+    number(int, 0, 15, "This host's rank.", show_default="whose ports these are, by the plan", rich_help_panel=SEVERAL),
+]
+TlsFiles = Annotated[
+    Path | None,
+    typer.Option(
+        help="Directory with ca.pem, cert.pem and key.pem: this host's certificate, and who signed all.",
+        rich_help_panel=SEVERAL,
+    ),
+]
+TlsNames = Annotated[
+    str,
+    typer.Option(
+        help="Names in certificates that may take part, joined by commas.",
+        show_default="the plan's hosts",
+        rich_help_panel=SEVERAL,
+    ),
+]
+Device = Annotated[
+    str,
+    typer.Option(
+        help="cpu; cuda or cuda:N for graphs of 40 operations on a GPU, which all ranks share; cuda:0,4,8,12 for one "
+        "GPU a rank."
+    ),
+]
+
 
 def register(app: typer.Typer) -> None:
     @app.command()
     def bench(
-        local: Annotated[
-            int | None, number(int, 2, 16, "Ranks to start on this machine.", show_default="4 without --join")
-        ] = None,
-        join: Annotated[
-            str,
-            typer.Option(
-                help="Be one rank among several hosts, which meet here: HOST:PORT of rank 0 on the management network, "
-                "with --tls; or unix:/PATH that all of them see.",
-                rich_help_panel=SEVERAL,
-            ),
-        ] = "",
-        plan: Annotated[
-            str,
-            typer.Option(
-                help="The plan of the ring, the same on every host.",
-                show_default="ROCE_RING_PLAN",
-                rich_help_panel=SEVERAL,
-            ),
-        ] = "",
-        rank: Annotated[
-            int | None,
-            number(
-                int,
-                0,
-                15,
-                "This host's rank.",
-                show_default="whose ports these are, by the plan",
-                rich_help_panel=SEVERAL,
-            ),
-        ] = None,
-        tls: Annotated[
-            Path | None,
-            typer.Option(
-                help="Directory with ca.pem, cert.pem and key.pem: this host's certificate, and who signed all.",
-                rich_help_panel=SEVERAL,
-            ),
-        ] = None,
-        tls_names: Annotated[
-            str,
-            typer.Option(
-                help="Names in certificates that may take part, joined by commas.",
-                show_default="the plan's hosts",
-                rich_help_panel=SEVERAL,
-            ),
-        ] = "",
+        local: Local = None,
+        join: Join = "",
+        plan: RingPlan = "",
+        rank: RankHere = None,
+        tls: TlsFiles = None,
+        tls_names: TlsNames = "",
         sizes: Annotated[
             str,
             typer.Option(
@@ -102,9 +105,7 @@ def register(app: typer.Typer) -> None:
         provider: Annotated[
             str, typer.Option(help="shm, verbs or pcie.", show_default="ROCE_RING_PROVIDER, or shm")
         ] = "",
-        device: Annotated[
-            str, typer.Option(help="cpu; cuda or cuda:N for graphs of 40 operations on a GPU, which all ranks share.")
-        ] = "cpu",
+        device: Device = "cpu",
         share: Annotated[
             str,
             typer.Option(
@@ -152,7 +153,7 @@ def register(app: typer.Typer) -> None:
             share=parse_share(share, device, join),
             profile=profile,
         )
-        before_start(spec, plot, report)
+        before_start(spec, here.world if join else local or 4, plot, report)
         with progress() as tell:
             if join:
                 from ..bench.member import run_member
@@ -225,7 +226,7 @@ def parse_share(text: str, device: str, join: str) -> str:
     return text
 
 
-def before_start(spec: Spec, plot: Path | None, report: Path | None) -> None:
+def before_start(spec: Spec, world: int, plot: Path | None, report: Path | None) -> None:
     """Raises ConfigError for what would only show after minutes of measuring."""
     from importlib.util import find_spec
 
@@ -234,7 +235,7 @@ def before_start(spec: Spec, plot: Path | None, report: Path | None) -> None:
         from ..bench.gpu import gpu_problem
 
         problems += ["--compare gloo is for --device cpu"] if spec.gloo else []
-        problems += [said] if (said := gpu_problem(spec)) else []
+        problems += [said] if (said := gpu_problem(spec, world)) else []
     elif spec.gloo and find_spec("torch") is None:
         problems.append("--compare gloo needs torch, which is not installed: pip install torch")
     if plot:

@@ -4,7 +4,7 @@ before it times it, and a sample is the time of the slowest rank."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,10 +23,15 @@ TOP = 1 << 30  # the largest size that was measured decides for all above it
 _TOGETHER = 6  # sizes of one run: what is lost if it is interrupted
 
 
+QUICK = SIZES[4::6]  # 4, 32, 256 KiB, 2 MiB: enough to see whether a ladder is of another machine
+
+
 class Kept(msgspec.Struct):
-    """A line of the file that a sweep can go on from: what was asked for, and rows by size."""
+    """A line of the file that a sweep can go on from: what was asked for, the sessions' fabric class, and rows of some
+    sizes."""
 
     asked: str
+    fabric: str
     sizes: list[int]
     rows: list[Row]
 
@@ -45,29 +50,25 @@ class Cell:
         return min(rest, key=lambda one: one.median, default=None)
 
 
-def candidates(fabric: str, world: int) -> list[str]:
-    """Modes that have a place there."""
-    return [name for name, mode in modes().items() if not CLASSES[fabric].refusal(mode, world)]
-
-
-def measure(
-    sizes: list[int], asked: str, keep: Path | None, run: Callable[[list[int]], Result]
-) -> Iterator[tuple[list[int], list[Row]]]:
-    """Rows of some sizes after the other; those in `keep` come from there. `asked`: what makes two sweeps the same.
-    Raises ConfigError if `keep` is of another sweep."""
+def measure(sizes: Sequence[int], asked: str, keep: Path | None, run: Callable[[list[int]], Result]) -> Iterator[Kept]:
+    """Some sizes after the other; those in `keep` come from there. `asked`: what makes two sweeps the same. Raises
+    ConfigError if `keep` is of another sweep."""
     done = list(_kept(keep, asked)) if keep else []
     yield from done
-    left = [size for size in sizes if not any(size in known for known, _ in done)]
+    left = [size for size in sizes if not any(size in one.sizes for one in done)]
     for at in range(0, len(left), _TOGETHER):
         some = left[at : at + _TOGETHER]
-        rows = run(some).rows
+        result = run(some)
+        one = Kept(asked, result.ranks[0].fabric, some, result.rows)
+        if done and done[0].fabric != one.fabric:
+            raise ConfigError(f"{keep} is of fabric {done[0].fabric}, this is {one.fabric}", "remove it")
         if keep:
             with keep.open("ab") as file:
-                file.write(msgspec.json.encode(Kept(asked, some, rows)) + b"\n")
-        yield some, rows
+                file.write(msgspec.json.encode(one) + b"\n")
+        yield one
 
 
-def _kept(keep: Path, asked: str) -> Iterator[tuple[list[int], list[Row]]]:
+def _kept(keep: Path, asked: str) -> Iterator[Kept]:
     if not keep.exists():
         return
     for line in keep.read_bytes().splitlines(keepends=True):
@@ -79,7 +80,7 @@ def _kept(keep: Path, asked: str) -> Iterator[tuple[list[int], list[Row]]]:
             raise ConfigError(f"{keep} is no file of a sweep to go on from", "remove it") from None
         if one.asked != asked:
             raise ConfigError(f"{keep} is of another sweep ({one.asked}), this one is {asked}", "remove it")
-        yield one.sizes, one.rows
+        yield one
 
 
 def cells(rows: list[Row], fabric: str, world: int) -> list[Cell]:

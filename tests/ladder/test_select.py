@@ -6,8 +6,11 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from roce_ring.bench.cases import READS_S
+from roce_ring.bench.timing import summarize
 from roce_ring.ladder.classes import CLASSES
 from roce_ring.ladder.select import Measured, race, select
 from roce_ring.modes import modes
@@ -61,6 +64,44 @@ def test_reads_that_stall_are_seen_even_where_reads_are_allowed() -> None:
     assert chosen is not None
     assert chosen.mode == "full_phased"
     assert chosen.out["pull"] == "stalls: mean 23.4 us, median 11.5"
+
+
+def recorded(seconds: float, begin: float, seed: int = 1) -> list[Measured]:
+    """Samples of 80 KiB with the published medians and tails: a read takes the published 402 us while one of four
+    quadrants has its window (180 ms every 2.30 s, 300 ms after the one before), writes vary by 2 %."""
+    random, spread = np.random.default_rng(seed), 0.02
+    rows = {one.mode: one for one in published(80)}
+    out = []
+    for mode in ("pull", "full_phased"):
+        now, took = begin, []
+        while now < begin + seconds:
+            inside = any((now - quadrant * 0.300) % 2.30 < 0.180 for quadrant in range(4))
+            us = 402.0 if mode == "pull" and inside else rows[mode].median * (1 + spread * random.standard_normal())
+            took.append(us)
+            now += us * 1e-6
+        times = summarize([np.array(took) * 1000])
+        out.append(Measured(mode, times.median, times.mean))
+    return out
+
+
+@pytest.mark.parametrize("begin", [0.0, 1.7])
+def test_three_seconds_see_the_windows_wherever_they_begin(begin: float) -> None:
+    """Also where the class would allow reads: no quadrant was known, say."""
+    samples = recorded(READS_S, begin)
+    assert race(samples) == "pull"
+    for bars in (barred("pcie-hostbridge"), {}):
+        chosen = select(samples, bars, READS)
+        assert chosen is not None
+        assert chosen.mode == "full_phased"
+
+
+def test_a_race_of_milliseconds_between_two_windows_sees_none() -> None:
+    """Then only the class keeps reads out: why it comes before any figure, and why a cell lasts 3 s."""
+    samples = recorded(0.010, 1.3)
+    assert race(samples) == "pull"
+    unbarred, chosen = select(samples, {}, READS), select(samples, barred("pcie-hostbridge"), READS)
+    assert unbarred is not None and chosen is not None
+    assert (unbarred.mode, chosen.mode) == ("pull", "full_phased")
 
 
 def test_among_equals_the_mean_decides() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,21 @@ from tests.softroce.ring import Node, Ring, plan_of
 pytestmark = pytest.mark.timeout(150)  # a few seconds each; ranks of a busy machine take ten times as long
 ALL = "--mode all --iters 1"
 RAW_AND_PARTIAL = {"full", "full_phased", "payload_rsag", "payload_rsag_phased", "ring", "ring_bidir", "halving"}
+
+
+def ladder(ring: Ring) -> str:
+    """Where the nodes find one that is for this ring and for a box with peer memory."""
+    buckets = [{"upto": 1024, "profiles": [{"mode": "full"}]}, {"upto": 1 << 30, "profiles": [{"mode": "ring"}]}]
+    fabrics = {"fabric": "roce-ring-mesh", "also_for": ["pcie-hostbridge"]}
+    source = {"kind": "measured", "source": "this test"}
+    file = {"schema": "roce-ring/ladder/v1", **fabrics, "provenance": source, "buckets": buckets}
+    (ring.guest.share / "ladder.json").write_text(json.dumps(file))
+    return "/ring/ladder.json"
+
+
+def by_the_ladder_file(rows: list[dict[str, Any]]) -> None:
+    chosen = {(row["bytes"] > 1024, row["mode"]) for row in rows if row["chosen"]}
+    assert chosen == {(False, "full"), (True, "ring")}
 
 
 def relayed_bytes(node: Node) -> dict[str, int]:
@@ -30,10 +46,23 @@ def _sent(node: Node, device: str) -> list[int]:
 
 def test_every_mode_dtype_and_odd_size_is_right(planned_ring: Ring) -> None:
     """One element, sizes that are no multiple of 16 bytes, below and above what is cut over two paths."""
-    rows = bench(planned_ring, f"{ALL} --dtype all --sizes 1,4099,33333")
+    rows = bench(
+        planned_ring, f"{ALL} --dtype all --sizes 1,4099,33333", env=f"ROCE_RING_LADDER={ladder(planned_ring)}"
+    )
     assert wrong(rows) == []
+    by_the_ladder_file(rows)
     assert {row["mode"] for row in rows} == RAW_AND_PARTIAL
     assert {row["dtype"] for row in rows} == {"float32", "bfloat16", "float16"}
+
+
+def test_the_same_ladder_file_drives_a_pcie_session(planned_ring: Ring) -> None:
+    """The class names differ, what reads and climbs the file does not."""
+    ladder(planned_ring)
+    env = {**os.environ, "ROCE_RING_LADDER": str(planned_ring.guest.share / "ladder.json")}
+    command = [PROGRAM, "bench", "--local", "4", "--provider", "pcie", "--json", *f"{ALL} --sizes 1,4099".split()]
+    here = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    assert "covers nothing" not in here.stderr
+    by_the_ladder_file(json.loads(here.stdout)["rows"])
 
 
 def test_gathers_and_odd_addresses_are_right(planned_ring: Ring) -> None:
@@ -103,25 +132,6 @@ def _count_strangers(ring: Ring, node: Node) -> list[str]:
             lines += [f"{rule} 1 {rdma} src_ip {path.source_address.split('/')[0]} action pass"]
             lines += [f"{rule} 2 {rdma} action pass"]
     return lines
-
-
-def test_one_ladder_file_drives_this_ring_and_a_pcie_session(planned_ring: Ring) -> None:
-    """The class names differ, what reads and climbs the file does not."""
-    buckets = [{"upto": 1024, "profiles": [{"mode": "full"}]}, {"upto": 1 << 30, "profiles": [{"mode": "ring"}]}]
-    file = {"schema": "roce-ring/ladder/v1", "fabric": "roce-ring-mesh", "also_for": ["pcie-hostbridge"]}
-    file |= {"buckets": buckets, "provenance": {"kind": "measured", "source": "this test"}}
-    place = planned_ring.guest.share / "ladder.json"
-    place.write_text(json.dumps(file))
-    options = "--iters 1 --sizes 1K,4K"
-    rows = bench(planned_ring, options, env="ROCE_RING_LADDER=/ring/ladder.json")
-    command = [PROGRAM, "bench", "--local", "4", "--provider", "pcie", "--json", *options.split()]
-    here = subprocess.run(
-        command, env={**os.environ, "ROCE_RING_LADDER": str(place)}, capture_output=True, text=True, check=True
-    )
-    assert "covers nothing" not in here.stderr
-    for found in (rows, json.loads(here.stdout)["rows"]):
-        assert wrong(found) == []
-        assert [(row["bytes"], row["mode"]) for row in found] == [(1024, "full"), (4096, "ring")]
 
 
 def test_what_a_bare_ring_cannot_run_is_said_at_once(soft_ring: type[Ring]) -> None:
