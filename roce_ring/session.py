@@ -286,9 +286,11 @@ class Session:
         if self._gpu is None:
             self._data = mapped_regions(self._proxy, self.rank, self.world)
             return
+        from .control.rundir import run_dir
         from .gpu.peers import reach
 
-        found = reach(exchange, self._gpu.device, self.layout, self.session_id.hex(), MEETING_S)
+        place = run_dir(self.settings.run_dir)
+        found = reach(exchange, self._gpu.device, self.layout, self.session_id.hex(), place, MEETING_S)
         self.memory, self.access, self._data = found.memory, found.access, found.memory.data
         self._fabric = found.group.fabric if found.access == LOADS else "pcie-hostbridge"  # whose ladder reads nothing
         self.topology = replace(self.topology, order=found.group.order)

@@ -28,12 +28,16 @@ def register(app: typer.Typer) -> None:
             str, typer.Option(metavar="FILE", help="YAML: host bridge -> quadrant; else /etc/roce-ring/quadrants.yaml.")
         ] = "",
         picture: Annotated[str, typer.Option("--svg", metavar="FILE", help="Draw the tree there, too.")] = "",
+        p2p: Annotated[
+            bool, typer.Option("--p2p", help="Try what works between each two GPUs; takes seconds.")
+        ] = False,
         as_json: Json = False,
     ) -> None:
         """Show GPUs, NICs, switches and host bridges, links that are narrower than they could be, ports that redirect
         peer traffic, and how each two GPUs reach each other.
 
-        The last line names the fabric class of the GPUs, which decides their ladder.
+        The last line names the fabric class of the GPUs, which decides their ladder. With --p2p it exits 1 if something
+        does not work between two of them.
         """
         import platform
 
@@ -44,9 +48,11 @@ def register(app: typer.Typer) -> None:
 
         if source and capture:
             raise ConfigError("--from and --capture exclude each other", "a snapshot of a snapshot is a copy")
-        if capture and (gpus or picture or as_json):
+        if source and p2p:
+            raise ConfigError("--p2p tries the GPUs of this host, but --from is there", "leave one of them out")
+        if capture and (gpus or picture or as_json or p2p):
             raise ConfigError(
-                "--capture writes a snapshot and stops: it goes without --gpus, --svg and --json",
+                "--capture writes a snapshot and stops: it goes without --gpus, --svg, --p2p and --json",
                 f"give them with --from {capture} afterwards",
             )
         found = snapshots.load(Path(source)) if source else snapshots.read(Path("/sys"), platform.node())
@@ -62,13 +68,43 @@ def register(app: typer.Typer) -> None:
         chosen = chosen_gpus(tree, gpus)
         if picture:
             _write(picture, svg(tree))
+        found_p2p = tried(chosen) if p2p else []
+        wrong = any(why for one in found_p2p for name, why in one.items() if name not in ("from", "to"))
         if as_json:
-            print(json.dumps(as_dict(tree, chosen), indent=2))
-            return
+            print(json.dumps(as_dict(tree, chosen) | ({"p2p": found_p2p} if p2p else {}), indent=2))
+            raise typer.Exit(1 if wrong else 0)
         print(text(tree) or f"{found.host} has no GPU and no NIC on a PCI bus")
         if len(chosen) > 1:
             print("\n" + matrix(tree, chosen))
-        print("\n" + summary(tree, chosen))
+        print("\n" + (verdict_table(tree, found_p2p) + "\n\n" if p2p else "") + summary(tree, chosen))
+        raise typer.Exit(1 if wrong else 0)
+
+
+def tried(gpus: list[Function]) -> list[dict[str, str]]:
+    """Verdicts of every ordered pair; of a single GPU with itself."""
+    from ..gpu.verdicts import verdicts
+
+    peers = {one.bdf: [other.bdf for other in gpus if other is not one] or [one.bdf] for one in gpus}
+    return [verdict for bdf, others in peers.items() for verdict in verdicts(bdf, others)]
+
+
+def verdict_table(tree: Tree, found: list[dict[str, str]]) -> str:
+    """A row an ordered pair; what went wrong is below it, once each."""
+    from ..gpu.p2p import PRIMITIVES
+
+    number = {one.bdf: str(tree.gpus.index(one)) for one in tree.gpus}
+    rows = [
+        (number[one["from"]], number[one["to"]], *("no" if one[name] else "yes" for name in PRIMITIVES))
+        for one in found
+    ]
+    why = [
+        f"GPU {number[one['from']]} to {number[one['to']]}, {name}: {one[name]}"
+        for one in found
+        for name in PRIMITIVES
+        if one[name]
+    ]
+    table = text_table({"from": ">", "to": ">"} | dict.fromkeys(PRIMITIVES, "<"), rows)
+    return "\n".join([table, *why])
 
 
 def chosen_gpus(tree: Tree, text: str) -> list[Function]:

@@ -39,12 +39,12 @@ def group_of_buses(buses: Sequence[str], sys: Path = Path("/sys")) -> Group:
     if len(set(buses)) == 1:
         return Group("pcie-switch", order, 0)  # not even a switch between them
     tree = Tree(read(sys, platform.node()), quadrants.of_this_host())
-    found = [tree.functions.get(_as_sysfs(bus)) for bus in buses]
+    found = [tree.functions.get(as_sysfs(bus)) for bus in buses]
     known = [one for one in found if one is not None]
     return group_of(tree, known) if len(known) == len(found) else Group("pcie-hostbridge", order, 0)
 
 
-def _as_sysfs(bus: str) -> str:
+def as_sysfs(bus: str) -> str:
     """The driver pads the domain to eight digits, or writes capitals."""
     domain, _, rest = bus.lower().partition(":")
     return f"{domain[-4:] if len(domain) == 8 and domain.startswith('0000') else domain}:{rest}"

@@ -1,27 +1,26 @@
-"""Do stores, loads and flags of one GPU reach another's memory? Tried with real kernels, in a child process that is
-given up after a time: what drivers and tables say about peer access is no proof, and a failed try may hang for good.
+"""Does one GPU's access to another's memory work? Tried with real kernels: what drivers and tables say about it is no
+proof. For a child process, since a failed try may hang for good (gpu/verdicts.py gives it up).
 
-    python -m roce_ring.gpu.p2p BUS_ID BUS_ID...     # all ordered pairs; one alone is tried with itself
+    python -m roce_ring.gpu.p2p FROM TO[=PRIMITIVE,...]...     # PCI bus ids; TO may be FROM itself
 
-prints a JSON object a pair: "from", "to", and for each primitive what went wrong, or "".
+prints [] once CUDA has started, then a JSON list a try as it ends: TO, the primitive, and what went wrong, or "".
 """
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
-import tempfile
 from typing import Any
 
 from .program import import_cupy
 
-PRIMITIVES = ("stores", "loads", "flags", "graph")
-LIMIT_S = 60.0
+# Of a pair, in the order in which they are tried; `concurrent`: stores and flags of all pairs at once, both ways.
+PRIMITIVES = ("access", "copy", "stores", "loads", "flags", "graph", "concurrent")
 ALREADY_ENABLED = 704  # cudaErrorPeerAccessAlreadyEnabled
 _UNITS = 1 << 16  # 16-byte units that are stored and loaded
 _ROUNDS = 200
+_NO_ACCESS = "the driver allows no peer access between them"
 
 # One kernel a primitive. Patterns are a function of the unit's number, so that an old or a lost one shows.
 _SOURCE = r"""
@@ -61,41 +60,8 @@ extern "C" __global__ void ping_pong(u64 *theirs, u64 *mine, u64 first, unsigned
 """
 
 
-def verdicts(buses: list[str]) -> list[dict[str, str]]:
-    """Of every ordered pair of these GPUs, by PCI bus id: what main() prints."""
-    # The child looks devices up by bus id, so it has to see all of them.
-    environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
-    command = [sys.executable, "-m", "roce_ring.gpu.p2p", *buses]
-    with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as errors:
-        try:
-            status = subprocess.run(
-                command,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=errors,
-                timeout=LIMIT_S,
-                check=False,
-            ).returncode
-            why = f"the test ended with status {status}"
-        except subprocess.TimeoutExpired:
-            why = f"it, or a pair before it, hung for {LIMIT_S:g} s"
-        for file in (said, errors):
-            file.seek(0)
-        found = [json.loads(line) for line in said if line.startswith("{") and line.endswith("}\n")]
-        last = errors.read().strip().splitlines()[-1:]
-    told = {(one["from"], one["to"]) for one in found}
-    why += "".join(f": {line[:200]}" for line in last)
-    missing = [pair for pair in pairs(buses) if pair not in told]
-    return found + [{"from": a, "to": b, **dict.fromkeys(PRIMITIVES, why)} for a, b in missing]
-
-
-def pairs(buses: list[str]) -> list[tuple[str, str]]:
-    return [(a, b) for a in buses for b in buses if a != b or len(buses) == 1]
-
-
 class _Side:
-    """One GPU: memory that others reach, and a stream to run on."""
+    """One GPU of a pair: memory that the other reaches, and a stream to run on."""
 
     def __init__(self, cupy: Any, bus: str) -> None:
         self._cupy, self.device = cupy, cupy.cuda.runtime.deviceGetByPCIBusId(bus)
@@ -121,11 +87,6 @@ class _Side:
                 return int(error.status) == ALREADY_ENABLED
         return True
 
-    def reset(self) -> None:
-        with self.on():
-            self.flags.fill(0)
-            self._cupy.cuda.runtime.deviceSynchronize()
-
     def on(self) -> Any:
         return self._cupy.cuda.Device(self.device)
 
@@ -146,53 +107,108 @@ class _Side:
         return found
 
 
-def _said(wrong: int) -> str:
-    return f"{wrong} of the values were wrong or did not come" if wrong else ""
+class Pair:
+    """What `a` does to `b`. Every try takes another pattern and goes on counting rounds, so that nothing old passes."""
 
+    def __init__(self, cupy: Any, a: str, b: str) -> None:
+        self._cupy, self._a, self._b = cupy, _Side(cupy, a), _Side(cupy, b)
+        self._units, self._seed, self._rounds = cupy.uint32(_UNITS), 0, 0
 
-def _try_all(cupy: Any, a: _Side, b: _Side) -> dict[str, str]:
-    if not (a.may_reach(b) and b.may_reach(a)):
-        return dict.fromkeys(PRIMITIVES, "the driver allows no peer access between them")
-    a.reset()
-    b.reset()
-    u32, u64 = cupy.uint32, cupy.uint64
-    units = u32(_UNITS)
-    found = {}
+    def access(self) -> bool:
+        return self._a.may_reach(self._b) and self._b.may_reach(self._a)
 
-    def stores(seed: int) -> None:
-        a.run("fill", b.memory, units, u32(seed))
+    def copy(self) -> int:
+        """By the copy engine."""
+        a, b = self._a, self._b
+        a.run("fill", a.memory, self._units, self._fresh())
+        runtime, size = self._cupy.cuda.runtime, _UNITS * 16
+        with a.on():
+            runtime.memcpyPeerAsync(b.memory.data.ptr, b.device, a.memory.data.ptr, a.device, size, a.stream.ptr)
+        return self._owner_sees()
 
-    stores(1)
-    a.stream.synchronize()
-    b.run("check", b.memory, units, u32(1), b.wrong)  # the owner looks, through its own memory
-    found["stores"] = _said(b.count_wrong())
+    def stores(self) -> int:
+        self._a.run("fill", self._b.memory, self._units, self._fresh())
+        return self._owner_sees()
 
-    b.run("fill", b.memory, units, u32(2))
-    b.stream.synchronize()
-    a.run("check", b.memory, units, u32(2), a.wrong)
-    found["loads"] = _said(a.count_wrong())
+    def loads(self) -> int:
+        a, b = self._a, self._b
+        b.run("fill", b.memory, self._units, self._fresh())
+        b.stream.synchronize()
+        a.run("check", b.memory, self._units, self._cupy.uint32(self._seed), a.wrong)
+        return a.count_wrong()
 
-    a.run("ping_pong", b.flags, a.flags, u64(0), u32(_ROUNDS), a.wrong, blocks=1)
-    b.run("ping_pong", a.flags, b.flags, u64(0), u32(_ROUNDS), b.wrong, blocks=1)
-    found["flags"] = _said(a.count_wrong() + b.count_wrong())
+    def flags(self) -> int:
+        self._play(self._a, self._b)
+        self._play(self._b, self._a)
+        return self._played()
 
-    with a.on(), a.stream:
-        a.stream.begin_capture()
-        stores(3)
-        a.run("ping_pong", b.flags, a.flags, u64(_ROUNDS), u32(_ROUNDS), a.wrong, blocks=1)
-        graph = a.stream.end_capture()
-        graph.launch(a.stream)
-    b.run("ping_pong", a.flags, b.flags, u64(_ROUNDS), u32(_ROUNDS), b.wrong, blocks=1)
-    b.run("check", b.memory, units, u32(3), b.wrong)
-    found["graph"] = _said(a.count_wrong() + b.count_wrong())
-    return found
+    def graph(self) -> int:
+        """Stores and flags out of a captured graph, replayed by itself."""
+        a = self._a
+        with a.on(), a.stream:
+            a.stream.begin_capture()
+            a.run("fill", self._b.memory, self._units, self._fresh())
+            self._play(a, self._b)
+            a.stream.end_capture().launch(a.stream)
+        self._play(self._b, a)
+        return self._played() + self._owner_sees()
+
+    def begin(self) -> None:
+        """Of `concurrent`; no waiting."""
+        seed = self._fresh()
+        for one, other in ((self._a, self._b), (self._b, self._a)):
+            one.run("fill", other.memory, self._units, seed)
+            self._play(one, other)
+
+    def end(self) -> int:
+        return self._played() + self._owner_sees()
+
+    def _fresh(self) -> Any:
+        self._seed += 1
+        return self._cupy.uint32(self._seed)
+
+    def _owner_sees(self) -> int:
+        """Through its own memory."""
+        self._a.stream.synchronize()
+        self._b.run("check", self._b.memory, self._units, self._cupy.uint32(self._seed), self._b.wrong)
+        return self._b.count_wrong()
+
+    def _play(self, one: _Side, other: _Side) -> None:
+        first, rounds = self._cupy.uint64(self._rounds), self._cupy.uint32(_ROUNDS)
+        one.run("ping_pong", other.flags, one.flags, first, rounds, one.wrong, blocks=1)
+
+    def _played(self) -> int:
+        self._rounds += _ROUNDS
+        return self._a.count_wrong() + self._b.count_wrong()
 
 
 def main() -> int:
-    cupy, buses = import_cupy(), sys.argv[1:]
-    sides = {bus: _Side(cupy, bus) for bus in buses}
-    for a, b in pairs(buses):
-        print(json.dumps({"from": a, "to": b, **_try_all(cupy, sides[a], sides[b])}), flush=True)
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # whatever a library prints is not an answer
+    cupy, mine, pairs = import_cupy(), sys.argv[1], {}
+    cupy.cuda.Device(cupy.cuda.runtime.deviceGetByPCIBusId(mine)).synchronize()
+    print("[]", file=answers)
+
+    def say(to: str, primitive: str, wrong: str | int) -> None:
+        sentence = f"{wrong} values were wrong or did not come" if wrong and isinstance(wrong, int) else wrong or ""
+        print(json.dumps([to, primitive, sentence]), file=answers)
+
+    for wanted in sys.argv[2:]:
+        to, _, listed = wanted.partition("=")
+        primitives = listed.split(",") if listed else PRIMITIVES
+        pair = Pair(cupy, mine, to)
+        reaches = pair.access()
+        if reaches and "concurrent" in primitives:
+            pairs[to] = pair
+        for primitive in primitives:
+            if not reaches:
+                say(to, primitive, _NO_ACCESS)
+            elif primitive != "concurrent":
+                say(to, primitive, 0 if primitive == "access" else getattr(pair, primitive)())
+    for pair in pairs.values():
+        pair.begin()
+    for to, pair in pairs.items():
+        say(to, "concurrent", pair.end())
     return 0
 
 

@@ -11,6 +11,7 @@ import logging
 import os
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ..direct import LOADS, STORES
@@ -20,8 +21,10 @@ from ..fabric.group import Group, group_of_buses
 from ..host import REGIONS
 from ..native import Layout
 from .holding import Holding
-from .p2p import ALREADY_ENABLED, LIMIT_S, PRIMITIVES, verdicts
+from .p2p import ALREADY_ENABLED, PRIMITIVES
 from .program import import_cupy
+from .remembered import key_of, recall, remember
+from .verdicts import LIMIT_S, Verdict, verdicts
 
 log = logging.getLogger(__name__)
 
@@ -133,9 +136,9 @@ class Reached:
     group: Group
 
 
-def reach(exchange: Exchange, device: int, layout: Layout, session: str, timeout_s: float) -> Reached:
+def reach(exchange: Exchange, device: int, layout: Layout, session: str, place: Path, timeout_s: float) -> Reached:
     """Collective: takes this rank's memory, finds out what works between the GPUs, maps everybody's. Raises SetupError
-    on all ranks or on none, and then holds nothing."""
+    on all ranks or on none, and then holds nothing. `place`: where verdicts are kept for the next start."""
     memory, offer, error, group = None, b"", None, None
     try:
         memory = PeerMemory(exchange.rank, device, layout, session)
@@ -147,7 +150,7 @@ def reach(exchange: Exchange, device: int, layout: Layout, session: str, timeout
         assert memory is not None  # gather_errors raised otherwise
         offers = [json.loads(one) for one in exchange.all_gather(offer, timeout_s)]
         buses = [str(one["bus"]) for one in offers]
-        access = _access(exchange, buses, timeout_s)
+        access = _access(exchange, buses, place, timeout_s)
         try:
             memory.open(offers)
             group = group_of_buses(buses)
@@ -164,25 +167,33 @@ def reach(exchange: Exchange, device: int, layout: Layout, session: str, timeout
     return Reached(memory, access, buses.count(buses[exchange.rank]), group)
 
 
-def _access(exchange: Exchange, buses: list[str], timeout_s: float) -> int:
-    """Between different GPUs rank 0 tries all pairs. On one GPU there is nothing to try: the handle opens or it does
-    not."""
-    gpus = sorted(set(buses))
+def _access(exchange: Exchange, buses: list[str], place: Path, timeout_s: float) -> int:
+    """Between different GPUs the first rank of each tries what it may do to the others; the worst counts for all. On
+    one GPU there is nothing to try: the handle opens or it does not. `place`: where verdicts are kept."""
+    mine, gpus = buses[exchange.rank], sorted(set(buses))
     if len(gpus) == 1:
         return LOADS
-    found = verdicts(gpus) if exchange.rank == 0 else []
-    return access_of(json.loads(exchange.all_gather(json.dumps(found).encode(), timeout_s + LIMIT_S)[0]))
+    found: list[Verdict] = []
+    if buses.index(mine) == exchange.rank:
+        key = key_of([mine, *gpus])
+        found = recall(place, key)
+        if not found:
+            found = verdicts(mine, [one for one in gpus if one != mine])
+            remember(place, key, found)
+    every = exchange.all_gather(json.dumps(found).encode(), timeout_s + LIMIT_S)
+    return access_of([one for raw in every for one in json.loads(raw)])
 
 
-def access_of(found: list[dict[str, str]]) -> int:
-    """What all ranks may do, of direct.STORES and LOADS, after p2p.verdicts() of all pairs. Raises SetupError."""
+def access_of(found: list[Verdict]) -> int:
+    """What all ranks may do, of direct.STORES and LOADS, after the verdicts of all pairs. Raises SetupError. The copy
+    engine's counts for nobody: no kernel uses it."""
     wrong = {
         primitive: [
             f"{primitive} from GPU {one['from']} to {one['to']}: {one[primitive]}" for one in found if one[primitive]
         ]
         for primitive in PRIMITIVES
     }
-    fatal = wrong["stores"] + wrong["flags"] + wrong["graph"]
+    fatal = [one for primitive in ("stores", "flags", "graph", "concurrent") for one in wrong[primitive]]
     if fatal:
         raise SetupError(
             f"provider pcie does not work between these GPUs: {'; '.join(fatal[:4])}"

@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 
+from roce_ring.cli.topo import verdict_table
 from roce_ring.errors import ConfigError
 from roce_ring.fabric import config_space, quadrants
 from roce_ring.fabric.draw import svg, text
@@ -20,6 +21,7 @@ from roce_ring.fabric.group import group_of, group_of_buses
 from roce_ring.fabric.phases import conflicts, dealt
 from roce_ring.fabric.snapshot import Function, load, parse, read
 from roce_ring.fabric.tree import Tree, redirects
+from roce_ring.gpu.p2p import PRIMITIVES
 from tests.fabric.fake_sys import Sys, config_of
 from tests.fabric.hosts import HOSTS, frank2, laptop, plx8749, spark, two_sockets
 
@@ -273,11 +275,24 @@ def test_topo_shows_this_machine(run: Run, tmp_path: Path) -> None:
     assert run("--from", str(tmp_path / "me.json"))[1] == here
 
 
-@pytest.mark.parametrize("more", [["--json"], ["--gpus", "0"], ["--svg", "a.svg"]])
+@pytest.mark.parametrize("more", [["--json"], ["--gpus", "0"], ["--svg", "a.svg"], ["--p2p"]])
 def test_a_capture_takes_no_option_that_it_would_ignore(run: Run, tmp_path: Path, more: list[str]) -> None:
     code, _, err = run("--capture", str(tmp_path / "me.json"), *more)
     assert (code, (tmp_path / "me.json").exists()) == (2, False)
     assert "--capture writes a snapshot and stops" in err
+
+
+def test_p2p_is_tried_on_this_host_only_and_a_failure_is_told(run: Run, tmp_path: Path) -> None:
+    """Of somebody's snapshot there is nothing to try; without CUDA here, nothing works and that is the answer."""
+    file = tmp_path / "two.json"
+    file.write_bytes(msgspec.json.encode(two_sockets()))
+    code, _, err = run("--from", str(file), "--p2p")
+    assert (code, "--p2p tries the GPUs of this host" in err) == (2, True)
+    tree = Tree(two_sockets())
+    broken = {"from": tree.gpus[0].bdf, "to": tree.gpus[1].bdf} | dict.fromkeys(PRIMITIVES, "") | {"loads": "hung"}
+    table = verdict_table(tree, [broken]).splitlines()
+    assert table[1].split() == ["0", "1", "yes", "yes", "yes", "no", "yes", "yes", "yes"]
+    assert table[2] == "GPU 0 to 1, loads: hung"
 
 
 def test_topo_of_a_snapshot(run: Run, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 from roce_ring.gpu import p2p  # noqa: E402
+from roce_ring.gpu.verdicts import verdicts  # noqa: E402
 from roce_ring.modes import modes  # noqa: E402
 from tests.gpu.latency import GATHER, OPS, WORLD, Case, Side  # noqa: E402
 
@@ -98,7 +99,7 @@ def main() -> int:
     parser.add_argument("--report", type=Path)
     given = parser.parse_args()
     bus = cp.cuda.runtime.deviceGetPCIBusId(0)
-    (verdict,) = p2p.verdicts([bus])
+    (verdict,) = verdicts(bus, [bus])
     barrier = barrier_us(given.replays)
     big = 1 << 28
     lines = [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import pytest
 from roce_ring.direct import LOADS, STORES
 from roce_ring.errors import SetupError
 from roce_ring.gpu.holding import Holding
-from roce_ring.gpu.p2p import verdicts
+from roce_ring.gpu.p2p import PRIMITIVES
 from roce_ring.gpu.peers import access_of
 
 
@@ -60,7 +59,7 @@ def test_a_lock_that_cannot_be_had_is_a_sentence(tmp_path: Path) -> None:
 
 def told(**wrong: str) -> list[dict[str, str]]:
     """Of two GPUs: what went wrong from b to a."""
-    fine = dict.fromkeys(("stores", "loads", "flags", "graph"), "")
+    fine = dict.fromkeys(PRIMITIVES, "")
     return [{"from": "a", "to": "b", **fine}, {"from": "b", "to": "a", **fine, **wrong}]
 
 
@@ -71,13 +70,7 @@ def test_the_worst_verdict_counts_for_all() -> None:
     assert access_of(told(loads="3 of the values were wrong or did not come")) == STORES
     with pytest.raises(SetupError, match="stores from GPU b to a: hung for 60 s"):
         access_of(told(stores="hung for 60 s", loads="hung for 60 s"))
-    with pytest.raises(SetupError, match="graph from GPU b to a: 3 of the values"):
-        access_of(told(graph="3 of the values were wrong or did not come"))
-
-
-@pytest.mark.skipif(find_spec("cupy") is not None, reason="CuPy is here; tests/gpu says what it does")
-def test_a_test_that_dies_is_a_verdict() -> None:
-    """A child that crashes must never read as "works": every pair that it did not report counts as wrong."""
-    found = verdicts(["0000:01:00.0", "0000:02:00.0"])
-    assert [(one["from"][5:7], one["to"][5:7]) for one in found] == [("01", "02"), ("02", "01")]
-    assert all("the test ended with status 1: " in one["stores"] and "CuPy" in one["stores"] for one in found)
+    for one in ("graph", "concurrent"):
+        with pytest.raises(SetupError, match=f"{one} from GPU b to a: 3 values"):
+            access_of(told(**{one: "3 values were wrong or did not come"}))
+    assert access_of(told(copy="3 values were wrong or did not come")) == LOADS, "no kernel uses the copy engine"
