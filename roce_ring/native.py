@@ -242,6 +242,29 @@ class Launch(ct.Structure):
     _fields_ = [("op", Op), ("function", _u64), ("blocks", _u32), ("threads", _u32)]
 
 
+STALL_STEPS, STALL_STAMPS, STALL_LINE = 32, 3, 128  # RR_STALL_*
+# What a step of a trace does (RR_STALL_*).
+STALL_READ, STALL_WRITE, STALL_TAKE, STALL_HOST_READ, STALL_HOST_WRITE = range(5)
+
+
+class StallStep(ct.Structure):
+    """A step of an operation of a trace (rr_stall_step)."""
+
+    _fields_ = [("kind", _u32), ("peers", _u32), ("bytes", _u32), ("meet", _u32)]
+
+
+class Stall(ct.Structure):
+    """One rank's part in a trace (rr_stall)."""
+
+    _fields_ = [
+        ("data", _u64 * MAX_WORLD),
+        ("flags", _u64 * MAX_WORLD),
+        *((name, _u64) for name in ("host", "stamps", "lost", "grid", "slot_bytes", "met", "limit_ns")),
+        *((name, _u32) for name in ("rank", "world", "ops", "steps")),
+        ("step", StallStep * STALL_STEPS),
+    ]
+
+
 VIEWS: dict[str, type[ct.Structure]] = {
     "rr_layout": Layout,
     "rr_config": Config,
@@ -255,6 +278,8 @@ VIEWS: dict[str, type[ct.Structure]] = {
     "rr_profiled_state": ProfiledState,
     "rr_queue": Queue,
     "rr_launch": Launch,
+    "rr_stall_step": StallStep,
+    "rr_stall": Stall,
 }
 
 
@@ -327,6 +352,7 @@ class Native:
             (k, "rr_cpu_run_profiled", ct.c_int, [ct.POINTER(Op), _u32, _u32]),
             (k, "rr_queue_launch", ct.c_int, None),  # byref()s made once: to check and convert costs 0.5 us each
             (k, "rr_cpu_refusal", ct.c_char_p, [ct.POINTER(Op)]),
+            (k, "rr_stall_cpu", ct.c_int, [ct.POINTER(Stall)]),
             (k, "rr_op_table", ct.c_char_p, []),
             (k, "rr_mode_table", ct.c_char_p, []),
             (k, "rr_cpu_isa", ct.c_char_p, []),

@@ -1,10 +1,10 @@
-"""`roce-ring stall`: finds windows in which operations are slow, in a trace of them."""
+"""`roce-ring stall find`: windows in which operations are slow, in a trace of them."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,13 +12,23 @@ from ..errors import ConfigError
 from .number import number
 from .ranks import Json, text_table
 
+if TYPE_CHECKING:
+    from ..stall.windows import Windows
+
 SCHEMA = "roce-ring/stall/v1"
 MOST_BYTES = 1 << 30
 
 
 def register(app: typer.Typer) -> None:
-    @app.command()
-    def stall(
+    stall = typer.Typer(
+        name="stall", no_args_is_help=True, help="Windows in which operations are slow: record, find (docs/topo.md)."
+    )
+    app.add_typer(stall, rich_help_panel="Watch")
+
+    from .stall_record import register as register_record
+
+    @stall.command()
+    def find(
         trace: Annotated[
             Path, typer.Argument(metavar="TRACE", help="CSV: begin in seconds, duration in us, a line an operation.")
         ],
@@ -35,20 +45,31 @@ def register(app: typer.Typer) -> None:
         begin, took = load(trace)
         found = find_windows(begin, took, resolution)
         if as_json:
-            fields = {
-                "operations": len(begin), "windows": [{"begin_s": a, "end_s": b} for a, b in found.at],
-                "period_s": found.period, "phase_s": found.phase, "jitter_s": found.jitter, "width_s": found.width,
-                "slow_share": found.slow, "alone_share": found.alone,
-            }  # fmt: skip
-            print(json.dumps({"schema": SCHEMA} | fields, indent=2))
+            print(json.dumps({"schema": SCHEMA, "operations": len(begin)} | as_dict(found), indent=2))
         else:
             rows = [(f"{a:.3f}", f"{(b - a) * 1e3:.0f}") for a, b in found.at]
             if rows:
                 print(text_table({"begins (s)": ">", "lasts (ms)": ">"}, rows))
-            beat = f"every {found.period:.2f} s (up to {found.jitter * 1e3:.0f} ms off)" if found.period else "no beat"
-            windows = f"{len(rows)} windows, {beat}, {found.width * 1e3:.0f} ms each" if rows else "no windows"
-            print(f"{len(begin)} operations: {windows}; {found.slow:.1%} slow in them, {found.alone:.1%} elsewhere")
+            print(f"{len(begin)} operations: {said(found)}; {found.slow:.1%} slow in them, {found.alone:.1%} elsewhere")
         raise typer.Exit(1 if found.at else 0)
+
+    register_record(stall)
+
+
+def said(found: Windows) -> str:
+    """How many windows, how often, how long."""
+    if not found.at:
+        return "no windows"
+    beat = f"every {found.period:.2f} s (up to {found.jitter * 1e3:.0f} ms off)" if found.period else "no beat"
+    return f"{len(found.at)} windows, {beat}, {found.width * 1e3:.0f} ms each"
+
+
+def as_dict(found: Windows) -> dict[str, object]:
+    return {
+        "windows": [{"begin_s": a, "end_s": b} for a, b in found.at], "period_s": found.period,
+        "phase_s": found.phase, "jitter_s": found.jitter, "width_s": found.width, "slow_share": found.slow,
+        "alone_share": found.alone,
+    }  # fmt: skip
 
 
 def load(path: Path) -> Any:

@@ -64,6 +64,16 @@ def compile_kernels(
     """For the current device: what keeps the code loaded, and the kernel's handle. `profile`: the build that notes
     where its time goes (kernels/profile.cuh). Raises SetupError with the compiler's words."""
     names = kernel_names(direct)
+    module = compiled(_SOURCE, kernels, headers, f"-DRR_SETS={1 + direct}", f"-DRR_PROFILE={int(profile)}")
+    kernel = {name: module.get_function(name) for name in set(names.values())}
+    return {key: (kernel[name], int(kernel[name].kernel.ptr)) for key, name in names.items()}
+
+
+def compiled(
+    source: str, kernels: Path = _PACKAGE / "kernels", headers: Path = _PACKAGE / "_include", *more: str
+) -> Any:
+    """For the current device: a CuPy module. `source`: a file of `kernels`; `more`: options. Raises SetupError with the
+    compiler's words."""
     cupy = import_cupy()
     # CuPy's cache on disk knows the source it was given, not the headers that this source includes.
     digest = hashlib.sha256()
@@ -75,16 +85,14 @@ def compile_kernels(
         f"-I{kernels}",
         f"-I{headers}",
         f"-DRR_SOURCE_DIGEST=0x{digest.hexdigest()[:15]}",
-        f"-DRR_SETS={1 + direct}",
-        f"-DRR_PROFILE={int(profile)}",
+        *more,
     )
     try:
-        module = cupy.RawModule(code=(kernels / _SOURCE).read_text(), options=options, backend="nvrtc")
+        module = cupy.RawModule(code=(kernels / source).read_text(), options=options, backend="nvrtc")
         module.compile()
-        kernel = {name: module.get_function(name) for name in set(names.values())}
     except (OSError, cupy.cuda.compiler.CompileException, cupy.cuda.driver.CUDADriverError) as error:
         raise SetupError(f"the kernels do not compile: {str(error).strip()[-1500:]}") from error
-    return {key: (kernel[name], int(kernel[name].kernel.ptr)) for key, name in names.items()}
+    return module
 
 
 @cache

@@ -21,7 +21,9 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 STEP_LIMIT_S = 100.0  # unless --full: one that hangs leaves the others their time
-BENCH = ["-m", "roce_ring.cli.main", "bench", "--device", "cuda"]
+PROGRAM = ["-m", "roce_ring.cli.main"]
+BENCH = [*PROGRAM, "bench", "--device", "cuda"]
+ON_GPU = ["--device", "cuda", "--share", "mps"]
 ALL = ["--dtype", "all", "--op", "all", "--mode", "all"]
 SANITIZER = ["compute-sanitizer", "--target-processes", "all", "--error-exitcode", "9", "--tool"]
 # Processes that take turns: under a sanitizer kernels of one process do not run at the same time.
@@ -60,6 +62,8 @@ STEPS = {
     "fused pcie": script("fused.py", "--provider", "pcie", quick=("--only", "exact")),
     "latency": script("latency.py", quick=("--quick", "--blocks", "1,4", "--replays", "30")),
     "peer": script("peer.py", quick=("--quick",)),
+    "stall": Step([*PROGRAM, "stall", "record", "--device", "cuda", "--pattern", "all"], ["--seconds", "0.5"]),
+    "sweep": Step([*PROGRAM, "ladder", "sweep", "--quick", "--provider", "pcie", *ON_GPU], ["--sizes", "4K,256K"]),
 }  # fmt: skip
 
 

@@ -83,7 +83,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def run(typed: Run) -> Run:
-    return partial(typed, "stall")
+    return partial(typed, "stall", "find")
 
 
 def test_the_command_says_how_often_and_how_long(run: Run, tmp_path: Path) -> None:
