@@ -192,8 +192,8 @@ extern "C" int rr_cpu_run_profiled(const rr_op *op, uint32_t blocks, uint32_t th
 extern "C" const char *rr_op_table(void) {
 #define LINE_FIELD(type, field, offset, bytes) #type " " #field " " #offset " " #bytes "\n"
 #define LINE_STRUCT(type, bytes) #type " - 0 " #bytes "\n"
-    return RR_OP_FIELDS(LINE_FIELD) RR_OP_STRUCTS(LINE_STRUCT) RR_QUEUE_FIELDS(LINE_FIELD)
-        RR_QUEUE_STRUCTS(LINE_STRUCT) RR_STALL_FIELDS(LINE_FIELD) RR_STALL_STRUCTS(LINE_STRUCT);
+    return RR_OP_FIELDS(LINE_FIELD) RR_OP_STRUCTS(LINE_STRUCT) RR_QUEUE_FIELDS(LINE_FIELD) RR_QUEUE_STRUCTS(LINE_STRUCT)
+        RR_STALL_FIELDS(LINE_FIELD) RR_STALL_STRUCTS(LINE_STRUCT);
 }
 
 extern "C" const char *rr_mode_table(void) {
