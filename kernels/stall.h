@@ -73,8 +73,10 @@ typedef struct rr_stall {
 RR_STALL_FIELDS(RR_ASSERT_FIELD)
 RR_STALL_STRUCTS(RR_ASSERT_STRUCT)
 
+#ifndef __CUDACC__
 /* One rank on the calling thread. 0; or 1 if a rank did not come: `lost` says which. */
 __attribute__((visibility("default"))) int rr_stall_cpu(const rr_stall *s);
+#endif
 
 #ifdef __cplusplus
 }
