@@ -95,3 +95,11 @@ def start_proxy(proxy: int | None, cpu: int) -> None:
             raise
         may = ", ".join(map(str, sorted(os.sched_getaffinity(0))))
         raise SetupError(f"{error.message}; ROCE_RING_PROXY_CPU is {cpu}, this process may use {may}") from error
+
+
+def driver_version(sys: Path = Path("/sys")) -> str | None:
+    """Of NVIDIA's driver; None if there is none to be seen."""
+    try:
+        return (sys / "module/nvidia/version").read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return None

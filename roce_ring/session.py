@@ -19,7 +19,7 @@ from .direct import LOADS, NO_ACCESS, mapped_regions
 from .direct import problem as pcie_problem
 from .errors import RoceRingError, SessionAborted, SetupError
 from .exchange import Exchange, agree, gather_errors
-from .host import memory_problem, no_hca_problem, start_proxy
+from .host import driver_version, memory_problem, no_hca_problem, start_proxy
 from .ladder.choose import choose, fabric_of
 from .ladder.model import Key, Ladder
 from .lease import Lease, take_lease
@@ -127,6 +127,7 @@ class Session:
         self.memory: PeerMemory | None = None
         self.access = LOADS if self.provider == "pcie" else NO_ACCESS  # to peers' memory
         self._fabric = ""  # its class, where more is known than paths tell
+        self._acs_redirects: bool | None = None
         self._data: list[int] = []  # pcie: where this rank's kernels see every rank's flags and slots
         here = self.hosts.count(self.hosts[self.rank])
         gather_errors(exchange, self._problem(exchange, here), MEETING_S)
@@ -197,9 +198,16 @@ class Session:
             self.provider, t.complete, any(way.hops > 1 for ways in t.paths for way in ways)
         )
         self.fabric = fabric
-        here = Key(world=self.world, device=self.device.partition(":")[0])
+        self.key = Key(
+            world=self.world,
+            device=self.device.partition(":")[0],
+            gpu=self._gpu.name if self._gpu else None,
+            driver=driver_version() if self._gpu else None,
+            acs_redirects=self._acs_redirects,
+            hairpin_packets=t.hairpin_packets,
+        )
         try:
-            choice = choose(self.settings.ladder, fabric, here, self.settings.max_bytes)
+            choice = choose(self.settings.ladder, fabric, self.key, self.settings.max_bytes)
         except RoceRingError as failed:
             error = str(failed)
         gather_errors(exchange, error, MEETING_S)
@@ -293,6 +301,7 @@ class Session:
         found = reach(exchange, self._gpu.device, self.layout, self.session_id.hex(), place, MEETING_S)
         self.memory, self.access, self._data = found.memory, found.access, found.memory.data
         self._fabric = found.group.fabric if found.access == LOADS else "pcie-hostbridge"  # whose ladder reads nothing
+        self._acs_redirects = found.group.redirects
         self.topology = replace(self.topology, order=found.group.order)
         self._gpu.use_peers(found.ranks_here)
 

@@ -38,6 +38,7 @@ class Topology:
     plan_hash: str = ""
     addresses: tuple[str, ...] = ()  # planned IPv4 address of each HCA's port
     edges: Edges = field(default_factory=Edges)
+    hairpin_packets: int | None = None  # smallest forwarding queue in effect, by the plan
 
     def __post_init__(self) -> None:
         world = len(self.order)
@@ -129,7 +130,16 @@ def _from_plan(file: str, rank: int, world: int) -> Topology:
             ways[path.target].append(Path(path.source_hca, path.hops))
     mine = plan.nodes[rank].hcas
     hcas, addresses = tuple(hca.rdma for hca in mine), tuple(hca.address.split("/")[0] for hca in mine)
-    return Topology(rank, plan.ring, tuple(map(tuple, ways)), hcas, plan.hash, addresses, Edges.of_plan(plan))
+    return Topology(
+        rank,
+        plan.ring,
+        tuple(map(tuple, ways)),
+        hcas,
+        plan.hash,
+        addresses,
+        Edges.of_plan(plan),
+        plan.limits.hairpin_packets,
+    )
 
 
 def _from_maps(hca: str, text: str, rank: int, world: int) -> Topology:

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from ..ladder.model import Key
 from .cases import Case, Spec
 from .check import Wrong
 from .parts import Parts
@@ -57,7 +58,8 @@ class RankFacts(msgspec.Struct, frozen=True):
     idle_spins: int
     nap_us: int
     asleep_share: float
-    fabric: str = ""  # the session's class
+    fabric: str = ""  # the session's class, and what else a ladder may hold for:
+    key: Key = Key()
 
 
 class Row(msgspec.Struct, frozen=True):

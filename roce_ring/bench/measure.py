@@ -131,6 +131,7 @@ def _facts(communicator: AllReduce, cpu_s: float) -> RankFacts:
         provider=session.provider,
         device=session.device_name,
         fabric=session.fabric,
+        key=session.key,
         memory={part.name: part.size_bytes for part in session.control.memory()},
         isa=native().kernels.rr_cpu_isa().decode(),
         cpus=len(os.sched_getaffinity(0)),

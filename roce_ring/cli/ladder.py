@@ -149,8 +149,7 @@ def headline(one: Ladder) -> str:
     where = one.file.provenance
     key = one.file.key
     parts = [f"fabric {' and '.join(one.file.fabrics)}"]
-    parts += [f"world {key.world}"] if key.world else []
-    parts += [f"device {key.device}"] if key.device else []
+    parts += [f"{name} {value}" for name in key.__struct_fields__ if (value := getattr(key, name)) is not None]
     return f"{one.name}: {', '.join(parts)}, digest {one.digest}; {where['kind']}: {where['source']}"
 
 

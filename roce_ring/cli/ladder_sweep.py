@@ -71,7 +71,6 @@ def register(ladder: typer.Typer) -> None:
         """
         from ..bench.cases import Spec, parse_dtypes, parse_sizes
         from ..ladder.choose import choose
-        from ..ladder.model import Key
         from ..ladder.sweep import QUICK, SIZES, cells, measure
         from ..settings import Settings
 
@@ -120,8 +119,7 @@ def register(ladder: typer.Typer) -> None:
                 return results[-1]
 
             parts = list(measure(wanted, asked, keep, run))
-        rows, fabric = [row for part in parts for row in part.rows], parts[0].fabric
-        key = Key(world=world, device=device.partition(":")[0])
+        rows, fabric, key = [row for part in parts for row in part.rows], parts[0].fabric, parts[0].key
         found = cells(rows, fabric, world)
         print(table(found))
         with written("--report", report):

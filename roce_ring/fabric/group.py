@@ -10,17 +10,18 @@ from pathlib import Path
 from . import quadrants
 from .phases import conflicts, dealt
 from .snapshot import Function, read
-from .tree import Tree
+from .tree import Tree, redirects
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
     """`order`: rank at each ring position. `conflicts`: phases in which an uplink sends to several host bridges,
-    counted per uplink."""
+    counted per uplink. `redirects`: whether a port on their paths sends peer traffic up; None if unknown."""
 
     fabric: str
     order: tuple[int, ...]
     conflicts: int
+    redirects: bool | None
 
 
 def group_of(tree: Tree, gpus: Sequence[Function]) -> Group:
@@ -29,7 +30,10 @@ def group_of(tree: Tree, gpus: Sequence[Function]) -> Group:
     order = tuple(range(len(gpus)))
     if fabric == "pcie-hostbridge":  # elsewhere no mode is phased, and rings like neighbours below one switch
         order = min((order, dealt(uplinks)), key=lambda one: conflicts(one, uplinks, roots))
-    return Group(fabric, order, conflicts(order, uplinks, roots))
+    ports = [redirects(one) for one in tree.path_ports(gpus)]
+    return Group(
+        fabric, order, conflicts(order, uplinks, roots), True if True in ports else None if None in ports else False
+    )
 
 
 def group_of_buses(buses: Sequence[str], sys: Path = Path("/sys")) -> Group:
@@ -37,11 +41,11 @@ def group_of_buses(buses: Sequence[str], sys: Path = Path("/sys")) -> Group:
     it) counts as far away. Raises ConfigError if the operator's word on quadrants is wrong."""
     order = tuple(range(len(buses)))
     if len(set(buses)) == 1:
-        return Group("pcie-switch", order, 0)  # not even a switch between them
+        return Group("pcie-switch", order, 0, False)  # not even a switch between them
     tree = Tree(read(sys, platform.node()), quadrants.of_this_host())
     found = [tree.functions.get(as_sysfs(bus)) for bus in buses]
     known = [one for one in found if one is not None]
-    return group_of(tree, known) if len(known) == len(found) else Group("pcie-hostbridge", order, 0)
+    return group_of(tree, known) if len(known) == len(found) else Group("pcie-hostbridge", order, 0, None)
 
 
 def as_sysfs(bus: str) -> str:

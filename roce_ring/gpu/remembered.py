@@ -15,6 +15,7 @@ from ..errors import RoceRingError
 from ..fabric.group import as_sysfs
 from ..fabric.snapshot import read
 from ..fabric.tree import Tree
+from ..host import driver_version
 from ..mesh import durable
 from . import p2p
 from .verdicts import Verdict, worked
@@ -29,7 +30,7 @@ def key_of(buses: Sequence[str], root: Path = Path("/")) -> str:
     gpus = [tree.functions.get(as_sysfs(bus)) for bus in buses]
     facts = [
         _text(root / "proc/sys/kernel/random/boot_id"),
-        _text(root / "sys/module/nvidia/version"),
+        driver_version(root / "sys"),
         _text(root / "proc/cmdline"),
     ]
     words = [(one.bdf, one.acs_control) for one in tree.path_ports(gpu for gpu in gpus if gpu is not None)]

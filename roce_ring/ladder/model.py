@@ -37,6 +37,10 @@ class Key(msgspec.Struct, frozen=True, omit_defaults=True):
 
     world: int | None = None
     device: str | None = None  # cpu, cuda
+    gpu: str | None = None  # its name
+    driver: str | None = None  # its version
+    acs_redirects: bool | None = None  # a port on the GPUs' paths sends peer traffic up
+    hairpin_packets: int | None = None  # the smallest forwarding queue of the plan
 
     def differences(self, here: Key) -> list[str]:
         """What this key demands and `here` does not show."""

@@ -27,11 +27,12 @@ QUICK = SIZES[4::6]  # 4, 32, 256 KiB, 2 MiB: enough to see whether a ladder is 
 
 
 class Kept(msgspec.Struct):
-    """A line of the file that a sweep can go on from: what was asked for, the sessions' fabric class, and rows of some
-    sizes."""
+    """A line of the file that a sweep can go on from: what was asked for, the sessions' fabric class and all else that
+    they showed of a ladder's key, and rows of some sizes."""
 
     asked: str
     fabric: str
+    key: Key
     sizes: list[int]
     rows: list[Row]
 
@@ -59,9 +60,10 @@ def measure(sizes: Sequence[int], asked: str, keep: Path | None, run: Callable[[
     for at in range(0, len(left), _TOGETHER):
         some = left[at : at + _TOGETHER]
         result = run(some)
-        one = Kept(asked, result.ranks[0].fabric, some, result.rows)
-        if done and done[0].fabric != one.fabric:
-            raise ConfigError(f"{keep} is of fabric {done[0].fabric}, this is {one.fabric}", "remove it")
+        one = Kept(asked, result.ranks[0].fabric, result.ranks[0].key, some, result.rows)
+        if done and (done[0].fabric, done[0].key) != (one.fabric, one.key):
+            why = done[0].key.differences(one.key) or [f"it is of fabric {done[0].fabric}, this is {one.fabric}"]
+            raise ConfigError(f"{keep} is of another machine: {'; '.join(why)}", "remove it")
         if keep:
             with keep.open("ab") as file:
                 file.write(msgspec.json.encode(one) + b"\n")

@@ -162,6 +162,9 @@ def test_the_class_follows_from_the_paths() -> None:
         ({"fabric": "roce-switch"}, "it is for fabric roce-switch, this session's is shm"),
         ({"key": {"world": 8}}, "world is 4 here, the ladder is for 8"),
         ({"key": {"device": "cuda"}}, "device is cpu here, the ladder is for cuda"),
+        ({"key": {"gpu": "NVIDIA H200"}}, "gpu is not known here, the ladder is for NVIDIA H200"),
+        ({"key": {"acs_redirects": False}}, "acs_redirects is not known here, the ladder is for False"),
+        ({"key": {"hairpin_packets": 8192}}, "hairpin_packets is not known here, the ladder is for 8192"),
     ],
 )
 def test_a_ladder_for_something_else_covers_nothing_and_says_so(

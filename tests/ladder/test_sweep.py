@@ -61,7 +61,9 @@ def row(mode: str, size: int, median: float, wrong: int = 0) -> Row:
 
 
 def result(rows: list[Row], fabric: str = "shm") -> Result:
-    facts = RankFacts(0, "host", 1, "shm", "cpu", {}, "v3", 2, True, 0.5, 50, 20, 0.1, fabric)
+    facts = RankFacts(
+        0, "host", 1, "shm", "cpu", {}, "v3", 2, True, 0.5, 50, 20, 0.1, fabric, Key(world=2, device="cpu")
+    )
     return Result(2, [facts], rows)
 
 
@@ -89,7 +91,7 @@ def test_another_sweeps_rest_is_not_mixed_in(tmp_path: Path) -> None:
     list(measure([64], "4 ranks", keep, lambda sizes: result([row("full", 64, 1.0)])))
     with pytest.raises(ConfigError, match="is of another sweep"):
         list(measure([64], "2 ranks", keep, lambda sizes: result([])))
-    with pytest.raises(ConfigError, match="is of fabric shm, this is pcie-switch"):
+    with pytest.raises(ConfigError, match="is of another machine: it is of fabric shm, this is pcie-switch"):
         list(measure([64, 128], "4 ranks", keep, lambda sizes: result([], "pcie-switch")))
     keep.write_bytes(b"?\n")
     with pytest.raises(ConfigError, match="no file of a sweep"):
