@@ -27,16 +27,8 @@ def batch(step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     return x, x.norm(dim=1, keepdim=True)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="DistributedDataParallel on a toy model", allow_abbrev=False)
-    parser.add_argument("--backend", default="roce_ring", help="of init_process_group: roce_ring, gloo, ...")
-    backend = parser.parse_args().backend
-    if "roce_ring" in backend:
-        import roce_ring.engines.torch_backend  # noqa: F401  # registers the backend
-
-    dist.init_process_group(backend)
+def train() -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
-    torch.set_num_threads(1)  # ranks share this machine's cores
     torch.manual_seed(rank)  # DDP gives all ranks the weights of rank 0
     model = DistributedDataParallel(nn.Sequential(nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 1)))
     for parameter in model.parameters():
@@ -60,6 +52,18 @@ def main() -> None:
     if rank == 0:
         same = all(torch.equal(mine, other) for other in everybody)
         print(f"{world} ranks, {mine.numel()} parameters: {'the same bits' if same else 'DIFFERENT'} on all ranks")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="DistributedDataParallel on a toy model", allow_abbrev=False)
+    parser.add_argument("--backend", default="roce_ring", help="of init_process_group: roce_ring, gloo, ...")
+    backend = parser.parse_args().backend
+    if "roce_ring" in backend:
+        import roce_ring.engines.torch_backend  # noqa: F401  # registers the backend
+
+    torch.set_num_threads(1)  # ranks share this machine's cores
+    dist.init_process_group(backend)
+    train()  # a function, so that the model is gone before its group: gloo's end can hang if a model refers to it
     dist.destroy_process_group()
 
 

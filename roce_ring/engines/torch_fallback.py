@@ -29,17 +29,16 @@ class Fallback:
     def __init__(self, options: Any) -> None:
         """`options`: torch's DistributedBackendOptions. Collective over the group's ranks."""
         rank, world, store = options.group_rank, options.group_size, options.store
+        kinds = dist.ProcessGroup.BackendType
         self.name = f"{options.group_id}/fallback"
         self.group = dist.ProcessGroup(dist.PrefixStore("fallback", store), rank, world)
         self.gloo = dist.ProcessGroupGloo(dist.PrefixStore("fallback/gloo", store), rank, world, options.timeout)
-        self.backends = [(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, self.gloo)]
+        self.group._register_backend(torch.device("cpu"), kinds.GLOO, self.gloo)
         if torch.cuda.is_available() and dist.is_nccl_available():
             nccl_options = dist.ProcessGroupNCCL.Options()
             nccl_options._timeout = options.timeout
             nccl = dist.ProcessGroupNCCL(dist.PrefixStore("fallback/nccl", store), rank, world, nccl_options)
-            self.backends.append((torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, nccl))
-        for device, kind, backend in self.backends:
-            self.group._register_backend(device, kind, backend)
+            self.group._register_backend(torch.device("cuda"), kinds.NCCL, nccl)
         self.group._set_group_name(self.name)
         self.group._set_group_desc(f"fallback of process group {options.group_id}")
         self._rank = rank
@@ -55,3 +54,9 @@ class Fallback:
         where = BESIDE.get(device.type, device.type)
         told = f"{what} goes to {where} (group {self.name}): {refusal.why}. Said once"
         log.log(logging.WARNING if loud else logging.INFO, "%s", told)
+
+    def close(self) -> None:
+        """It ends here and not with whatever refers to the process group last, such as a model in DDP: gloo's threads
+        may need Python's lock to end, and the end of a model holds it."""
+        self.group.shutdown()
+        self.group = self.gloo = None

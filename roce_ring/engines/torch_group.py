@@ -17,11 +17,13 @@ import torch
 import torch.distributed as dist
 
 from ..communicator import AllReduce
+from ..control.meeting import ranks
 from ..errors import ConfigError, RoceRingError
 from ..exchange import gather_errors
 from ..native import MAX_WORLD
 from ..settings import Settings, env_name
 from ..topology import Topology
+from .opening import planned_world
 from .store_exchange import StoreExchange
 from .torch_fallback import BESIDE, Fallback, Refusal
 from .torch_work import Later, done
@@ -30,6 +32,7 @@ log = logging.getLogger(__name__)
 
 NAME = "roce_ring"
 SUMMED = (torch.float32, torch.float16, torch.bfloat16)
+_LONGEST_NAME = 48  # of settings.name
 _SHORT = re.compile(r"[A-Za-z0-9]{1,12}")
 
 Task = Callable[[AllReduce], object]
@@ -49,10 +52,10 @@ class Group(dist.ProcessGroup):  # type: ignore[misc]
         self._communicators: dict[str, AllReduce | RoceRingError] = {}
         self._thread: ThreadPoolExecutor | None = None
         self._last: Future[None] | None = None  # handed to the thread
+        self._closed = False
+        self._name = self._description = ""
         self._settings, self._topology = self._agree()
         self._fallback = Fallback(options)
-        for device, kind, backend in self._fallback.backends:  # for what torch's C++ does not ask our methods for
-            self._register_backend(device, kind, backend)
 
     def _agree(self) -> tuple[Settings, Topology | None]:
         """A rank whose environment is wrong must not leave the others waiting."""
@@ -65,7 +68,13 @@ class Group(dist.ProcessGroup):  # type: ignore[misc]
             settings = Settings.from_env(os.environ)
             patience_s = max(1.0, min(settings.peer_timeout_s, self._timeout_s))
             settings = dataclasses.replace(settings, peer_timeout_s=patience_s)
+            if (planned := planned_world(settings)) not in (None, self._world):
+                raise ConfigError(
+                    f"the plan is for {planned} ranks, this process group has {self._world}",
+                    "give such a group another backend: torch.distributed.new_group(ranks, backend=...)",
+                )
             topology = Topology.from_settings(settings, self._rank, self._world)
+            self._session_name(settings, "cuda")
         except RoceRingError as failed:
             error = str(failed)
         exchange = StoreExchange(dist.PrefixStore("settings", self._store), self._rank, self._world)
@@ -77,7 +86,20 @@ class Group(dist.ProcessGroup):  # type: ignore[misc]
         would take gigabytes for that where a GPU shares the host's memory."""
         return self._fallback.gloo
 
-    def getBackendName(self) -> str:  # noqa: N802  # torch's
+    # torch keeps these two with a group's backends, and this group has none of its own.
+    def setGroupName(self, name: str) -> None:  # noqa: N802  # torch's
+        self._name = name
+
+    def getGroupName(self) -> str:  # noqa: N802
+        return self._name
+
+    def setGroupDesc(self, description: str) -> None:  # noqa: N802
+        self._description = description
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        return self._description
+
+    def getBackendName(self) -> str:  # noqa: N802
         return NAME
 
     # ---- whose it is ----
@@ -96,6 +118,8 @@ class Group(dist.ProcessGroup):  # type: ignore[misc]
         return frozenset(device for device, backend in asked.items() if backend == NAME)
 
     def _ours(self, device: Any) -> bool:
+        if self._closed:
+            raise RuntimeError(f"process group {self._id} has been destroyed")
         return self._world > 1 and device.type in self._asked
 
     def _sum_refusal(self, opts: Any, tensors: list[Any], *, together: bool = False) -> Refusal | None:
@@ -155,10 +179,8 @@ class Group(dist.ProcessGroup):  # type: ignore[misc]
             raise self._in_torchs_words(what, error) from error
 
     def _in_torchs_words(self, what: str, error: RoceRingError) -> Any:
-        whose = ""
-        if self._global != list(range(self._world)):
-            pairs = (f"{here} is global rank {there}" for here, there in enumerate(self._global))
-            whose = f" [in this group rank {', '.join(pairs)}]"
+        here = list(range(self._world))
+        whose = "" if self._global == here else f" [{ranks(here)} of this group are global {ranks(self._global)}]"
         return dist.DistBackendError(f"{what} in process group {self._id}: {error}{whose}")
 
     # ---- communicators ----
@@ -166,6 +188,12 @@ class Group(dist.ProcessGroup):  # type: ignore[misc]
     def _communicator(self, device: Any) -> AllReduce:
         found = self._communicators.get(device.type)
         if found is None:
+            if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                raise RoceRingError(
+                    "capture",
+                    "the first collective of a process group cannot come in a graph capture",
+                    "make one before it, as a warm-up does",
+                )
             try:
                 found = self._new_communicator(device)
             except RoceRingError as error:
@@ -176,29 +204,23 @@ class Group(dist.ProcessGroup):  # type: ignore[misc]
         return found
 
     def _new_communicator(self, device: Any) -> AllReduce:
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            raise RoceRingError(
-                "capture",
-                "the first collective of a process group cannot come in a graph capture",
-                "make one before it, as a warm-up does",
-            )
         # A clone: this thread may wait on it while another one makes a group.
         store = dist.PrefixStore(device.type, self._store.clone())
         exchange = StoreExchange(store, self._rank, self._world)
         exchange.barrier(self._settings.peer_timeout_s)  # others may come to their first collective much later
-        settings = dataclasses.replace(self._settings, name=self._session_name(device.type))
+        settings = dataclasses.replace(self._settings, name=self._session_name(self._settings, device.type))
         made = AllReduce(exchange, settings, self._topology, device=str(device))
         log.info("process group %s: rank %d of %d on %s", self._id, self._rank, self._world, made.session.device_name)
         return made
 
-    def _session_name(self, device: str) -> str:
-        """Of its own for every group and device type of a job: they share the run directory."""
+    def _session_name(self, settings: Settings, device: str) -> str:
+        """Of its own for every group and device type of a job: they share the run directory. Raises ConfigError."""
         number = self._id if _SHORT.fullmatch(self._id) else hashlib.sha256(self._id.encode()).hexdigest()[:12]
-        name = f"{self._settings.name}.group{number}.{device}"
-        if len(name) > 48:
+        name = f"{settings.name}.group{number}.{device}"
+        if len(name) > _LONGEST_NAME:
+            most = len(settings.name) - (len(name) - _LONGEST_NAME)
             raise ConfigError(
-                f"ROCE_RING_NAME {self._settings.name} is too long: with the process group's part, {name}, it has "
-                f"{len(name)} characters, at most 48 are taken",
+                f"ROCE_RING_NAME has {len(settings.name)} characters; as a part of {name} it may have {most}",
                 "choose a shorter one",
             )
         return name
@@ -210,17 +232,19 @@ class Group(dist.ProcessGroup):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         """destroy_process_group calls it. Finishes what was begun, and says good-bye to the other ranks."""
+        if self._closed:
+            return
+        self._closed = True
         if self._thread is not None:
             self._thread.shutdown()
         for one in self._open_communicators():
             one.close()
-        self._fallback.group.shutdown()
+        self._fallback.close()
 
     def abort(self) -> None:
         """Ends what was begun, on all ranks."""
         for one in self._open_communicators():
-            one.session.abort("INTERRUPTED")
-        self._fallback.group.abort()
+            one.session.control.abort("the process group was aborted")
         self.shutdown()
 
 

@@ -37,7 +37,7 @@ _processes.set_forkserver_preload(
         "roce_ring.control.client",
         "roce_ring.control.rendezvous",
         "roce_ring.control.server",
-        *(["torch"] if find_spec("torch") else []),
+        *(["torch", "torch._dynamo"] if find_spec("torch") else []),  # DDP loads the latter
     ]
 )
 
