@@ -25,6 +25,7 @@ def register(app: typer.Typer) -> None:
     )
     app.add_typer(stall, rich_help_panel="Watch")
 
+    from .stall_quadrants import register as register_quadrants
     from .stall_record import register as register_record
 
     @stall.command()
@@ -54,6 +55,7 @@ def register(app: typer.Typer) -> None:
         raise typer.Exit(1 if found.at else 0)
 
     register_record(stall)
+    register_quadrants(stall)
 
 
 def said(found: Windows) -> str:
