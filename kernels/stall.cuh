@@ -1,5 +1,5 @@
 /* What a rank does in a trace (stall.h): on a GPU any number of blocks, which begin an operation together and within it
- * meet the peers' block of the same number; on a CPU one thread. */
+ * meet the peers' block of the same number; on a CPU a block is a thread. */
 #ifndef ROCE_RING_STALL_CUH
 #define ROCE_RING_STALL_CUH
 
@@ -18,7 +18,12 @@ RR_FN bool rr_stall_any(bool mine) { return __syncthreads_or(mine); }
 RR_FN void rr_stall_relax(uint32_t) {}
 RR_FN rr_pack rr_stall_load(const void *p) { return rr_load_pack(p); }
 RR_FN void rr_stall_store(void *p, const rr_pack &v) { rr_store_pack(p, v); }
-/* Blocks of one launch; the last counts. */
+/* Of the blocks of one launch. What a block did before arriving is seen by who sees it arrive; the last one's stamp
+ * counts. */
+RR_FN void rr_stall_arrive(uint64_t *p) {
+    __threadfence();
+    atomicAdd((unsigned long long *)p, 1ull);
+}
 RR_FN void rr_stall_stamp_last(uint64_t *p, uint64_t v) { atomicMax((unsigned long long *)p, (unsigned long long)v); }
 #else
 struct rr_pack {
@@ -36,7 +41,12 @@ RR_FN void rr_stall_store(void *p, const rr_pack &v) {
     uint64_t *at = (uint64_t *)p;
     rr_store_relaxed_sys(at, v.w[0]), rr_store_relaxed_sys(at + 1, v.w[1]);
 }
-RR_FN void rr_stall_stamp_last(uint64_t *p, uint64_t v) { *p = v; }
+RR_FN void rr_stall_arrive(uint64_t *p) { __atomic_add_fetch(p, 1, __ATOMIC_RELEASE); }
+RR_FN void rr_stall_stamp_last(uint64_t *p, uint64_t v) {
+    uint64_t seen = __atomic_load_n(p, __ATOMIC_RELAXED);
+    while (seen < v && !__atomic_compare_exchange_n(p, &seen, v, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+    }
+}
 #endif
 
 RR_FN uint64_t *rr_stall_flag(const rr_stall_ctx &c, uint32_t at, uint32_t from) {
@@ -103,34 +113,30 @@ RR_FN void rr_stall_move(rr_stall_ctx &c, const rr_stall_step &step) {
     if (writes) rr_fence_block_to_system(); /* the operation ends when what it wrote is there */
 }
 
-#if RR_GPU
 /* Blocks meet their peers' by themselves, so without this one would soon be hundreds of operations ahead of another.
  * grid[0]: how many have come here, behind all that they did; block 0 looks. grid[1]: the operation that may begin,
  * when block 0 has met all ranks; the others look. Block 0 answers in any case, so only it needs the bound. */
 RR_FN bool rr_stall_gather(const rr_stall_ctx &c, uint32_t op) {
     uint64_t *arrived = (uint64_t *)c.s->grid, began = rr_clock_ns();
     bool late = false;
-    __syncthreads();
-    if (!c.tid && c.block) {
-        __threadfence();
-        atomicAdd((unsigned long long *)arrived, 1ull);
-    }
-    while (!c.tid && !c.block && !late && rr_load_acquire_dev(arrived) < (uint64_t)(c.blocks - 1) * (op + 1))
-        late = rr_clock_ns() - began > c.s->limit_ns;
+    rr_stall_any(false);
+    if (!c.tid && c.block) rr_stall_arrive(arrived);
+    if (!c.tid && !c.block)
+        for (uint32_t polls = 0; !late && rr_load_acquire_dev(arrived) < (uint64_t)(c.blocks - 1) * (op + 1); polls++) {
+            rr_stall_relax(polls);
+            late = rr_clock_ns() - began > c.s->limit_ns;
+        }
     return !rr_stall_any(late);
 }
 #define RR_STALL_OVER ~0ull
 RR_FN bool rr_stall_release(const rr_stall_ctx &c, uint32_t op, bool met) {
     uint64_t *gate = (uint64_t *)c.s->grid + 1, seen = op + 1;
+    if (c.blocks == 1) return met;
     if (!c.tid && !c.block) rr_store_release_dev(gate, met ? op + 1 : RR_STALL_OVER);
-    while (!c.tid && c.block && (seen = rr_load_acquire_dev(gate)) <= op) {
-    }
+    if (!c.tid && c.block)
+        for (uint32_t polls = 0; (seen = rr_load_acquire_dev(gate)) <= op; polls++) rr_stall_relax(polls);
     return !rr_stall_any(!met || seen == RR_STALL_OVER);
 }
-#else
-RR_FN bool rr_stall_gather(const rr_stall_ctx &, uint32_t) { return true; }
-RR_FN bool rr_stall_release(const rr_stall_ctx &, uint32_t, bool met) { return met; }
-#endif
 
 RR_FN bool rr_stall_run(rr_stall_ctx &c) {
     const rr_stall *s = c.s;

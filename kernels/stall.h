@@ -74,8 +74,8 @@ RR_STALL_FIELDS(RR_ASSERT_FIELD)
 RR_STALL_STRUCTS(RR_ASSERT_STRUCT)
 
 #ifndef __CUDACC__
-/* One rank on the calling thread. 0; or 1 if a rank did not come: `lost` says which. */
-__attribute__((visibility("default"))) int rr_stall_cpu(const rr_stall *s);
+/* One block of a rank on the calling thread. 0; or 1 if a rank did not come: `lost` says which. */
+__attribute__((visibility("default"))) int rr_stall_cpu(const rr_stall *s, uint32_t block, uint32_t blocks);
 #endif
 
 #ifdef __cplusplus

@@ -1,4 +1,4 @@
-// A rank of a trace on a CPU thread.
+// A rank's block of a trace on a CPU thread.
 #include "stall.cuh"
 
 #include <sched.h>
@@ -10,7 +10,7 @@ extern "C" void rr_stall_cpu_relax(uint32_t polls) {
     if (polls > SPINS) sched_yield();
 }
 
-extern "C" int rr_stall_cpu(const rr_stall *s) {
-    rr_stall_ctx c = {s, 0, 1, 0, 1, 0};
+extern "C" int rr_stall_cpu(const rr_stall *s, uint32_t block, uint32_t blocks) {
+    rr_stall_ctx c = {s, 0, 1, block, blocks, 0};
     return !rr_stall_run(c);
 }

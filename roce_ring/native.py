@@ -352,7 +352,7 @@ class Native:
             (k, "rr_cpu_run_profiled", ct.c_int, [ct.POINTER(Op), _u32, _u32]),
             (k, "rr_queue_launch", ct.c_int, None),  # byref()s made once: to check and convert costs 0.5 us each
             (k, "rr_cpu_refusal", ct.c_char_p, [ct.POINTER(Op)]),
-            (k, "rr_stall_cpu", ct.c_int, [ct.POINTER(Stall)]),
+            (k, "rr_stall_cpu", ct.c_int, [ct.POINTER(Stall), _u32, _u32]),
             (k, "rr_op_table", ct.c_char_p, []),
             (k, "rr_mode_table", ct.c_char_p, []),
             (k, "rr_cpu_isa", ct.c_char_p, []),

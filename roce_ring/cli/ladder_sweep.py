@@ -55,7 +55,10 @@ def register(ladder: typer.Typer) -> None:
         ] = "",
         device: Device = "cpu",
         share: Annotated[str, typer.Option(help="As for bench: processes, or mps.")] = "processes",
-        iters: Annotated[int, number(int, 10, 100_000, "Samples of each mode at each size.")] = 60,
+        iters: Annotated[
+            int | None,
+            number(int, 10, 100_000, "Samples of each mode at each size.", show_default="60; 100 replays on a GPU"),
+        ] = None,
         quick: Annotated[bool, typer.Option("--quick", help="Only see whether the ladder in use holds.")] = False,
         report: Annotated[Path | None, typer.Option(help="Write what was measured as Markdown.")] = None,
         plot: Annotated[Path | None, typer.Option(help="Draw it: .png, .svg or .pdf.")] = None,
@@ -96,13 +99,13 @@ def register(ladder: typer.Typer) -> None:
 
             here = place(join, settings, rank, tls, tls_names)
         world = here.world if join else local or 4
-        share = parse_share(share, device, join)
+        share, samples = parse_share(share, device, join), iters or (60 if device == "cpu" else 100)
 
         def spec(some: list[int]) -> Spec:
-            return Spec(some, dtypes, ["all_reduce"], [], iters, device=device, share=share, sweep=True)
+            return Spec(some, dtypes, ["all_reduce"], [], samples, device=device, share=share, sweep=True)
 
         before_start(spec(wanted), world, plot, report)
-        asked = f"{provider} on {device}, {world} ranks, {dtypes[0]}, {iters} samples"
+        asked = f"{provider} on {device}, {world} ranks, {dtypes[0]}, {samples} samples"
         keep = out.with_name(out.name + ".part") if out else None
         results: list[Result] = []
         with progress() as tell, written("--out", keep):

@@ -25,19 +25,20 @@ class Threads:
         self._met = 0
 
     def run(self, steps: Sequence[Sequence[Step]], ops: int) -> NDArray[np.int64]:
+        words = np.zeros((self.world, 3), np.uint64)  # lost, grid
         stamps = np.zeros((self.world, ops, STALL_STAMPS), np.int64)
-        lost = np.zeros(self.world, np.uint64)
         data, flags = [one.ctypes.data for one in self._data], [one.ctypes.data for one in self._flags]
         orders = [order(rank, mine, ops, self._met, data, flags, self.bytes) for rank, mine in enumerate(steps)]
         for rank, one in enumerate(orders):
             one.host, one.stamps = self._host[rank].ctypes.data, stamps[rank].ctypes.data
-            one.lost = lost[rank:].ctypes.data
+            one.lost = words[rank].ctypes.data
+            one.grid = words[rank, 1:].ctypes.data
         self._met += ops * meetings(steps[0])
         run = native().kernels.rr_stall_cpu
-        threads = [threading.Thread(target=run, args=(ct.byref(one),), daemon=True) for one in orders]
+        threads = [threading.Thread(target=run, args=(ct.byref(one), 0, 1), daemon=True) for one in orders]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        came(lost.tolist())
+        came(words[:, 0].tolist())
         return stamps

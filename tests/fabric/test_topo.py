@@ -309,6 +309,17 @@ def test_topo_of_a_snapshot(run: Run, tmp_path: Path) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("name", HOSTS)
+def test_topo_of_every_snapshot(run: Run, tmp_path: Path, name: str) -> None:
+    """Switches, bare root ports, several domains, nothing to reduce over: what people send."""
+    file = tmp_path / "a.json"
+    file.write_bytes(msgspec.json.encode(HOSTS[name]()))
+    code, out, _ = run("--from", str(file), "--svg", str(tmp_path / "a.svg"))
+    told = json.loads(run("--from", str(file), "--json")[1])
+    assert (code, told["host"], len(told["gpus"])) == (0, HOSTS[name]().host, len(Tree(HOSTS[name]()).gpus))
+    assert f"fabric class {told['fabric']}" in out
+
+
 @pytest.mark.parametrize("gpus", ["17", "0,0", "a", "-1", "0;1", ","])
 def test_gpus_that_are_not_there_are_refused(run: Run, tmp_path: Path, gpus: str) -> None:
     file = tmp_path / "frank2.json"
