@@ -43,11 +43,13 @@ _NOT_OURS = {
 
 
 class RingGroup(Group):
-    """The calls, named as torch names them. Tensors come in lists because a rank once had several devices."""
+    """The calls, named as torch names them. torch.distributed's functions make `opts`; who calls a group itself may leave
+    it out. Tensors come in lists because a rank once had several devices."""
 
     # ---- sums ----
 
-    def allreduce(self, tensors: list[Any], opts: Any) -> Any:
+    def allreduce(self, tensors: list[Any], opts: Any = None) -> Any:
+        opts = opts or dist.AllreduceOptions()
         return self._all_reduce(tensors, opts, lambda group: group.allreduce(tensors, opts))
 
     def allreduce_coalesced(self, tensors: list[Any], opts: Any) -> Any:
@@ -68,7 +70,8 @@ class RingGroup(Group):
         if opts.reduceOp == dist.ReduceOp.AVG:
             total.div_(self._world)
 
-    def reduce_scatter(self, outputs: list[Any], inputs: list[list[Any]], opts: Any) -> Any:
+    def reduce_scatter(self, outputs: list[Any], inputs: list[list[Any]], opts: Any = None) -> Any:
+        opts = opts or dist.ReduceScatterOptions()
         [out], [parts] = outputs, inputs
         refusal = self._sum_refusal(opts, parts, together=True) or self._paths_refusal()
         if any(part.numel() != out.numel() for part in parts):
@@ -114,7 +117,8 @@ class RingGroup(Group):
 
     # ---- gathers ----
 
-    def allgather(self, outputs: list[list[Any]], inputs: list[Any], opts: Any) -> Any:
+    def allgather(self, outputs: list[list[Any]], inputs: list[Any], opts: Any = None) -> Any:
+        opts = opts or dist.AllgatherOptions()
         [outs], [shard] = outputs, inputs
         sizes = [out.numel() for out in outs]
         if len(outs) != self._world:
@@ -156,8 +160,9 @@ class RingGroup(Group):
 
         return self._go(what, outputs, self._gather_refusal(inputs), opts, elsewhere, task)
 
-    def broadcast(self, tensors: list[Any], opts: Any) -> Any:
+    def broadcast(self, tensors: list[Any], opts: Any = None) -> Any:
         """A gather to which one rank gives everything and the others nothing."""
+        opts = opts or dist.BroadcastOptions()
         root = opts.rootRank
 
         def task(communicator: AllReduce) -> None:
@@ -175,8 +180,9 @@ class RingGroup(Group):
 
     # ---- and ----
 
-    def barrier(self, opts: Any) -> Any:
+    def barrier(self, opts: Any = None) -> Any:
         """Returns when all ranks are here and what was in their current streams is done."""
+        opts = opts or dist.BarrierOptions()
         gpu = self._communicators.get("cuda")
         if isinstance(gpu, AllReduce):
             torch.cuda.current_stream(torch.device(gpu.session.device)).synchronize()

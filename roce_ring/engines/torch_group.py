@@ -9,7 +9,6 @@ import logging
 import os
 import re
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from typing import Any
 
@@ -26,13 +25,14 @@ from ..topology import Topology
 from .opening import planned_world
 from .store_exchange import StoreExchange
 from .torch_fallback import BESIDE, Fallback, Refusal
-from .torch_work import Later, done
+from .torch_work import Later, Line, done
 
 log = logging.getLogger(__name__)
 
 NAME = "roce_ring"
 SUMMED = (torch.float32, torch.float16, torch.bfloat16)
 _LONGEST_NAME = 48  # of settings.name
+_SHORTEST_S = 2.0  # of settings.peer_timeout_s, above settings.late_s
 _SHORT = re.compile(r"[A-Za-z0-9]{1,12}")
 
 Task = Callable[[AllReduce], object]
@@ -50,8 +50,7 @@ class Group(dist.ProcessGroup):  # type: ignore[misc]
         self._global = list(options.global_ranks_in_group) or list(range(self._world))
         self._store, self._timeout_s = options.store, options.timeout.total_seconds()
         self._communicators: dict[str, AllReduce | RoceRingError] = {}
-        self._thread: ThreadPoolExecutor | None = None
-        self._last: Future[None] | None = None  # handed to the thread
+        self._line: Line | None = None
         self._closed = False
         self._name = self._description = ""
         self._settings, self._topology = self._agree()
@@ -65,9 +64,8 @@ class Group(dist.ProcessGroup):  # type: ignore[misc]
         try:
             if self._world > MAX_WORLD:
                 raise ConfigError(f"the group has {self._world} ranks, backend {NAME} takes up to {MAX_WORLD}")
-            settings = Settings.from_env(os.environ)
-            patience_s = max(1.0, min(settings.peer_timeout_s, self._timeout_s))
-            settings = dataclasses.replace(settings, peer_timeout_s=patience_s)
+            patience_s = min(max(self._timeout_s, _SHORTEST_S), 86400.0)
+            settings = Settings.from_env(os.environ, Settings(peer_timeout_s=patience_s))
             if (planned := planned_world(settings)) not in (None, self._world):
                 raise ConfigError(
                     f"the plan is for {planned} ranks, this process group has {self._world}",
@@ -162,14 +160,13 @@ class Group(dist.ProcessGroup):  # type: ignore[misc]
         if refusal:
             self._fallback.say(what, refusal, device)
             return elsewhere(self._fallback.group)
-        idle = self._last is None or self._last.done()
+        idle = self._line is None or self._line.last is None or self._line.last.done()
         if device.type == "cuda" or (idle and not opts.asyncOp):
             self._do(what, device, task)
             return done(tensors)
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"{NAME}-{self._id}")
-        self._last = self._thread.submit(self._do, what, device, task)
-        return Later(self._last, tensors)
+        if self._line is None:
+            self._line = Line(f"{NAME}-{self._id}")
+        return Later(self._line.put(lambda: self._do(what, device, task)), tensors)
 
     def _do(self, what: str, device: Any, task: Task) -> None:
         try:
@@ -235,8 +232,8 @@ class Group(dist.ProcessGroup):  # type: ignore[misc]
         if self._closed:
             return
         self._closed = True
-        if self._thread is not None:
-            self._thread.shutdown()
+        if self._line is not None:
+            self._line.end()
         for one in self._open_communicators():
             one.close()
         self._fallback.close()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from datetime import timedelta
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -17,6 +20,37 @@ def done(tensors: list[Any]) -> Any:
     future: Any = torch.futures.Future(devices=[device] if device.type == "cuda" else None)
     future.set_result(tensors)
     return torch._C._distributed_c10d._create_work_from_future(future)
+
+
+class Line:
+    """A thread that does one thing after another. A daemon, unlike an executor's: a process that ends does not wait for
+    an operation whose peers may never come; its communicators' close() ends that."""
+
+    def __init__(self, name: str) -> None:
+        self._queue: SimpleQueue[tuple[Future[None], Callable[[], None]] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+        self.last: Future[None] | None = None
+
+    def put(self, task: Callable[[], None]) -> Future[None]:
+        self.last = Future()
+        self._queue.put((self.last, task))
+        return self.last
+
+    def _work(self) -> None:
+        while (one := self._queue.get()) is not None:
+            future, task = one
+            try:
+                task()
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(None)
+
+    def end(self) -> None:
+        """When it has done what it was given."""
+        self._queue.put(None)
+        self._thread.join()
 
 
 class Later(dist.Work):  # type: ignore[misc]

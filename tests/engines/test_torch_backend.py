@@ -214,6 +214,9 @@ def ours(rank: Rank) -> tuple[list[str], int, list[str]]:
     )
     against.equal("in place", x, of_future)
 
+    ring.allreduce([bare := numbers(me, 9, torch.float32)]).wait()  # as some of torch's own code calls a group
+    against.equal("without options", bare, sum(numbers(r, 9, torch.float32) for r in range(world)))
+
     mean = numbers(me, 12, torch.float32)
     dist.all_reduce(mean, op=dist.ReduceOp.AVG)
     against.equal("AVG, which gloo has not", mean, sum(numbers(r, 12, torch.float32) for r in range(world)) / world)

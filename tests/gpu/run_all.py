@@ -62,6 +62,7 @@ STEPS = {
     "fused pcie": script("fused.py", "--provider", "pcie", quick=("--only", "exact")),
     "latency": script("latency.py", quick=("--quick", "--blocks", "1,4", "--replays", "30")),
     "peer": script("peer.py", quick=("--quick",)),
+    "torch": script("torch_group.py"),
     "stall": Step([*PROGRAM, "stall", "record", "--device", "cuda", "--pattern", "all"], ["--seconds", "0.5"]),
     "sweep": Step([*PROGRAM, "ladder", "sweep", "--quick", "--provider", "pcie", *ON_GPU], ["--sizes", "4K,256K"]),
 }  # fmt: skip
