@@ -43,8 +43,8 @@ _NOT_OURS = {
 
 
 class RingGroup(Group):
-    """The calls, named as torch names them. torch.distributed's functions make `opts`; who calls a group itself may leave
-    it out. Tensors come in lists because a rank once had several devices."""
+    """The calls, named as torch names them. torch.distributed's functions make `opts`; who calls a group itself may
+    leave it out. Tensors come in lists because a rank once had several devices."""
 
     # ---- sums ----
 
