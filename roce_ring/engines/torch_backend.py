@@ -57,7 +57,7 @@ class RingGroup(Group):
 
     def _all_reduce(self, tensors: list[Any], opts: Any, elsewhere: Elsewhere) -> Any:
         def task(communicator: AllReduce) -> None:
-            for tensor in filled(tensors):
+            for tensor in _filled(tensors):
                 dense = tensor.contiguous()
                 communicator.all_reduce(dense, out=dense)
                 self._average(dense, opts)
@@ -108,7 +108,7 @@ class RingGroup(Group):
         def task(communicator: AllReduce) -> None:
             for out, x in zip(outputs, inputs, strict=True):
                 if x.numel():
-                    total = communicator.reduce_scatter(x.reshape(-1), out=_flat(out))
+                    total = communicator.reduce_scatter(_vector(x), out=_room(out))
                     self._average(total, opts)
                     _put(total, out)
 
@@ -127,7 +127,7 @@ class RingGroup(Group):
 
         def task(communicator: AllReduce) -> None:
             if any(sizes):
-                flat = communicator.all_gather(shard.reshape(-1), sizes=sizes)
+                flat = communicator.all_gather(_vector(shard), sizes=sizes)
                 for out, part in zip(outs, flat.split(sizes), strict=True):
                     out.copy_(part.view(out.shape))
 
@@ -156,7 +156,7 @@ class RingGroup(Group):
         def task(communicator: AllReduce) -> None:
             for out, shard in zip(outputs, inputs, strict=True):
                 if shard.numel():
-                    _put(communicator.all_gather(shard.reshape(-1), out=_flat(out)), out)
+                    _put(communicator.all_gather(_vector(shard), out=_room(out)), out)
 
         return self._go(what, outputs, self._gather_refusal(inputs), opts, elsewhere, task)
 
@@ -166,8 +166,8 @@ class RingGroup(Group):
         root = opts.rootRank
 
         def task(communicator: AllReduce) -> None:
-            for tensor in filled(tensors):
-                flat = tensor.reshape(-1)  # a copy if its elements do not lie in one piece
+            for tensor in _filled(tensors):
+                flat = _vector(tensor)
                 sizes = [flat.numel() if rank == root else 0 for rank in range(self._world)]
                 communicator.all_gather(flat if root == self._rank else flat[:0], out=flat, sizes=sizes)
                 if not tensor.is_contiguous():
@@ -204,17 +204,22 @@ class RingGroup(Group):
         return getattr(self._fallback.group, method)(*arguments)
 
 
-def filled(tensors: Iterable[Any]) -> Iterable[Any]:
+def _filled(tensors: Iterable[Any]) -> Iterable[Any]:
     return (one for one in tensors if one.numel())
 
 
-def _flat(out: Any) -> Any:
-    """As a vector, or None if its elements do not lie in one piece."""
+def _vector(tensor: Any) -> Any:
+    """Its elements in one piece: a view of it, or a copy if they are not. (reshape may return a view with gaps.)"""
+    return tensor.contiguous().view(-1)
+
+
+def _room(out: Any) -> Any:
+    """An output as a vector, or None if its elements do not lie in one piece."""
     return out.view(-1) if out.is_contiguous() else None
 
 
 def _put(result: Any, out: Any) -> None:
-    """Into an output that _flat() was None for."""
+    """Into an output that _room() was None for."""
     if not out.is_contiguous():
         out.copy_(result.view(out.shape))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -220,6 +221,21 @@ def ours(rank: Rank) -> tuple[list[str], int, list[str]]:
     mean = numbers(me, 12, torch.float32)
     dist.all_reduce(mean, op=dist.ReduceOp.AVG)
     against.equal("AVG, which gloo has not", mean, sum(numbers(r, 12, torch.float32) for r in range(world)) / world)
+
+    def every_second(r: int) -> Any:
+        return numbers(r, 2 * 6 * world, torch.float32)[::2]
+
+    total, first, part = every_second(me), every_second(me), torch.zeros(12)[::2]
+    gathered = torch.zeros(2 * 6 * world * world)[::2]
+    dist.all_reduce(total)
+    dist.broadcast(first, 0)
+    dist.reduce_scatter_tensor(part, every_second(me))
+    dist.all_gather_into_tensor(gathered, every_second(me))
+    expected = sum(every_second(r) for r in range(world))
+    against.equal("all_reduce with gaps", total, expected)
+    against.equal("broadcast with gaps", first, every_second(0))
+    against.equal("reduce_scatter with gaps", part, expected.view(world, 6)[me])
+    against.equal("all_gather with gaps", gathered, torch.cat([every_second(r) for r in range(world)]))
 
     stacked = torch.empty(world, 3, dtype=torch.int32)
     dist.all_gather_into_tensor(stacked, numbers(me, 3, torch.int32))
@@ -505,17 +521,39 @@ def test_a_group_that_is_not_the_plans_is_refused_in_one_sentence(start: Starter
     assert [one.error for one in outcomes[2:]] == [None, None]
 
 
+def neighbours_only(rank: Rank) -> tuple[float, list[float]]:
+    import torch
+    import torch.distributed as dist
+
+    ring = join(rank, "neighbours", ROCE_RING_MODE="ring", **MAPS)
+    x = torch.ones(3)
+    dist.all_reduce(x)
+    outs = [torch.empty(1) for _ in range(rank.world)]
+    dist.all_gather(outs, torch.tensor([float(rank.rank)]))
+    assert operations(ring) == 1
+    leave()
+    return x[0].item(), torch.cat(outs).tolist()
+
+
+def test_gathers_go_to_gloo_where_only_ring_neighbours_have_paths(start: Starter) -> None:
+    """A ring without forwarding still sums; DDP, which also gathers and broadcasts, must not fail on it."""
+    outcomes = start(neighbours_only, 4).finish(allow=("goes to gloo",))
+    assert [one.value for one in outcomes] == [(4.0, [0.0, 1.0, 2.0, 3.0])] * 4, [one.error for one in outcomes]
+    why = "mode ring connects ring neighbours only; set ROCE_RING_MODE to auto to have it here"
+    assert outcomes[0].said(f"^all_gather goes to gloo \\(group 0/fallback\\): {why}. Said once$")
+
+
 # ---- a training ----
 
 
-def train(rank: Rank, backend: str) -> str:
+def train(rank: Rank, backend: str, port: int) -> str:
     """examples/ddp_toy.py as torchrun starts it, but with torch loaded already; what it prints."""
     import contextlib
     import io
     import runpy
 
     os.environ |= {
-        "RANK": str(rank.rank), "WORLD_SIZE": str(rank.world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29533",
+        "RANK": str(rank.rank), "WORLD_SIZE": str(rank.world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
     }  # fmt: skip
     sys.argv = ["ddp_toy.py", "--backend", backend]
     printed = io.StringIO()
@@ -525,8 +563,9 @@ def train(rank: Rank, backend: str) -> str:
 
 
 def test_torchrun_trains_ddp_to_the_same_losses_as_gloo(start: Starter) -> None:
-    """The README's command, against gloo over four ranks, to the last printed digit."""
-    command = [Path(sys.executable).with_name("torchrun"), "--nproc-per-node", "4", "examples/ddp_toy.py"]
+    """The example's command, against gloo over four ranks, to the last printed digit."""
+    torchrun = Path(sys.executable).with_name("torchrun")
+    command = [torchrun, "--standalone", "--nproc-per-node", "4", "examples/ddp_toy.py"]  # standalone: any free port
     environment = os.environ | {
         "ROCE_RING_RUN_DIR": str(start.where),
         "ROCE_RING_NAME": "train",
@@ -538,7 +577,9 @@ def test_torchrun_trains_ddp_to_the_same_losses_as_gloo(start: Starter) -> None:
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
     assert "goes to gloo" not in run.stderr
-    of_gloo = start(train, 4, backend="gloo").values()[0]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    of_gloo = start(train, 4, backend="gloo", port=port).values()[0]
     assert run.stdout == of_gloo
     losses = [float(one) for one in re.findall(r"loss ([\d.]+)", run.stdout)]
     assert len(losses) == 4 and losses[-1] < losses[0] < 0.2

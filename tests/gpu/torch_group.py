@@ -66,6 +66,18 @@ def exact(rank: int, device: Any) -> str:
     turned = numbers(rank, 600, torch.float32, device).view(20, 30).t()
     dist.all_reduce(turned)
     assert torch.equal(turned, sum(numbers(r, 600, torch.float32, device) for r in range(WORLD)).view(20, 30).t())
+    gaps = numbers(rank, 40, torch.float32, device)[::2]
+    dist.all_reduce(gaps)
+    assert torch.equal(gaps, sum(numbers(r, 40, torch.float32, device)[::2] for r in range(WORLD)))
+    for count in (33, 16384):  # an output that is a part of the input, and the other way round
+        parts = [numbers(r, WORLD * count, torch.bfloat16, device) for r in range(WORLD)]
+        mine, x = slice(rank * count, (rank + 1) * count), parts[rank].clone()
+        dist.reduce_scatter_tensor(x[mine], x)
+        assert torch.equal(x[mine], sum(parts)[mine]), f"reduce_scatter in place {count}"
+        x = torch.zeros_like(x)
+        x[mine] = parts[rank][mine]
+        dist.all_gather_into_tensor(x, x[mine])
+        assert torch.equal(x, torch.cat([parts[r][r * count : (r + 1) * count] for r in range(WORLD)]))
     dist.barrier()
     objects: list[Any] = [None] * WORLD
     dist.all_gather_object(objects, rank)
