@@ -48,7 +48,9 @@ class Group(dist.ProcessGroup):  # type: ignore[misc]
         super().__init__(options.group_rank, options.group_size)
         self._rank, self._world, self._id = options.group_rank, options.group_size, str(options.group_id)
         self._global = list(options.global_ranks_in_group) or list(range(self._world))
-        self._store, self._timeout_s = options.store, options.timeout.total_seconds()
+        # A clone: a thread of this group may look at it while another thread waits on torch's own. Made now, because it
+        # connects to the store's host, and asks a host that is gone for as long as torch's timeout.
+        self._store, self._timeout_s = options.store.clone(), options.timeout.total_seconds()
         self._communicators: dict[str, AllReduce | RoceRingError] = {}
         self._line: Line | None = None
         self._closed = False
@@ -201,9 +203,7 @@ class Group(dist.ProcessGroup):  # type: ignore[misc]
         return found
 
     def _new_communicator(self, device: Any) -> AllReduce:
-        # A clone: this thread may wait on it while another one makes a group.
-        store = dist.PrefixStore(device.type, self._store.clone())
-        exchange = StoreExchange(store, self._rank, self._world)
+        exchange = StoreExchange(dist.PrefixStore(device.type, self._store), self._rank, self._world)
         exchange.barrier(self._settings.peer_timeout_s)  # others may come to their first collective much later
         settings = dataclasses.replace(self._settings, name=self._session_name(self._settings, device.type))
         made = AllReduce(exchange, settings, self._topology, device=str(device))

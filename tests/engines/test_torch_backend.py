@@ -37,8 +37,8 @@ def start() -> Iterator[Starter]:
     starter.close()
 
 
-def join(rank: Rank, name: str, backend: str = "roce_ring", **environment: str) -> RingGroup:
-    """init_process_group over a file called `name`, as torchrun's processes do over a TCPStore."""
+def join(rank: Rank, name: str, backend: str = "roce_ring", store: str = "", **environment: str) -> RingGroup:
+    """init_process_group over a file called `name`, or over `store`."""
     import warnings
 
     import torch.distributed as dist
@@ -53,13 +53,18 @@ def join(rank: Rank, name: str, backend: str = "roce_ring", **environment: str) 
         "ROCE_RING_LATE_S": "10",
         "ROCE_RING_DEAD_PEER_S": "1",
     } | environment
-    store = f"file://{rank.where}/{name}.store"
+    store = store or f"file://{rank.where}/{name}.store"
     dist.init_process_group(
         backend, init_method=store, rank=rank.rank, world_size=rank.world, timeout=timedelta(seconds=20)
     )
     group = dist.group.WORLD
     assert isinstance(group, roce_ring.engines.torch_backend.RingGroup)
     return group
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
 
 
 def leave() -> None:
@@ -488,6 +493,32 @@ def test_a_rank_that_does_not_come_to_the_first_call_is_named(start: Starter) ->
     assert [one.startswith(why) for one in said] == [True, False, True], said
 
 
+def orphan(rank: Rank, store: str) -> tuple[str, float]:
+    """Rank 0, which holds the store, is gone before the first call."""
+    import torch
+    import torch.distributed as dist
+
+    join(rank, "orphan", store=store)
+    rank.say("joined")
+    rank.wait()
+    began = time.monotonic()
+    with pytest.raises(dist.DistBackendError) as caught:
+        dist.all_reduce(torch.ones(1))
+    took = time.monotonic() - began
+    leave()
+    return str(caught.value), took
+
+
+def test_the_store_s_host_that_is_gone_is_told_at_once_and_not_after_torch_s_timeout(start: Starter) -> None:
+    ranks = start(orphan, 2, store=f"tcp://127.0.0.1:{free_port()}")
+    ranks.wait_for("joined")
+    ranks.kill(0)
+    ranks.go()
+    [(said, took)] = ranks.values()
+    assert said.startswith("all_reduce in process group 0: the store of the process group does not answer any more: ")
+    assert took < 3
+
+
 def refused(rank: Rank, name: str, environment: dict[str, str], ranks: list[int]) -> None:
     """One rank's environment is wrong, or a group is not the plan's."""
     import torch.distributed as dist
@@ -577,9 +608,7 @@ def test_torchrun_trains_ddp_to_the_same_losses_as_gloo(start: Starter) -> None:
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
     assert "goes to gloo" not in run.stderr
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    of_gloo = start(train, 4, backend="gloo", port=port).values()[0]
+    of_gloo = start(train, 4, backend="gloo", port=free_port()).values()[0]
     assert run.stdout == of_gloo
     losses = [float(one) for one in re.findall(r"loss ([\d.]+)", run.stdout)]
     assert len(losses) == 4 and losses[-1] < losses[0] < 0.2
