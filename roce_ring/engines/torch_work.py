@@ -16,8 +16,7 @@ import torch.distributed as dist
 def done(tensors: list[Any]) -> Any:
     """The Work of what is done on a CPU, or is in the current stream of a GPU: there, wait() makes the caller's stream
     wait for it (by an event), and holds up nobody on the host."""
-    device = tensors[0].device
-    future: Any = torch.futures.Future(devices=[device] if device.type == "cuda" else None)
+    future: Any = torch.futures.Future(devices=[one.device for one in tensors[:1] if one.is_cuda])
     future.set_result(tensors)
     return torch._C._distributed_c10d._create_work_from_future(future)
 

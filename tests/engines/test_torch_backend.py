@@ -593,6 +593,7 @@ def train(rank: Rank, backend: str, port: int) -> str:
     return printed.getvalue()
 
 
+@pytest.mark.timeout(150)  # seven processes load torch
 def test_torchrun_trains_ddp_to_the_same_losses_as_gloo(start: Starter) -> None:
     """The example's command, against gloo over four ranks, to the last printed digit."""
     torchrun = Path(sys.executable).with_name("torchrun")
@@ -604,7 +605,7 @@ def test_torchrun_trains_ddp_to_the_same_losses_as_gloo(start: Starter) -> None:
     }
     run = subprocess.run(
         [*command, "--backend", "roce_ring"],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=50, check=False,
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
     assert "goes to gloo" not in run.stderr
