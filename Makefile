@@ -5,9 +5,9 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 NATIVE := CMakeLists.txt $(wildcard proxy/src/*.[ch] proxy/include/*/*.h kernels/*.cpp kernels/*.cuh mesh/marker/*.[ch])
 
-.PHONY: help venv demo test lint bench clean
+.PHONY: help venv demo test test-engines lint bench clean
 help:  ## Show this list
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 16
 
 build/.packages: pyproject.toml tools/setup.sh
 	tools/setup.sh $(PYTHON)
@@ -25,8 +25,11 @@ demo: venv  ## Plan the sample ring, then run verified all-reduces on 4 local ra
 	@echo; echo "picture of the ring: build/demo/ring.svg"; echo
 	roce-ring bench --local 4 --check --sizes 2048,16384,131072,1048576 --dtype bf16
 
-test: venv  ## Run every test tier: Python, native with sanitizers, aarch64, CUDA compile, wheel, Soft-RoCE
+test: venv  ## Run every test tier: Python, native with sanitizers, engines, aarch64, CUDA compile, wheel, Soft-RoCE
 	python tests/run_tiers.py
+
+test-engines: venv  ## Run the tests of SGLang, vLLM and torch.distributed only (installs the engines, about 1 GB)
+	python tests/run_tiers.py engines
 
 lint: venv  ## Formatting, types, generated code, forbidden words
 	python tools/lint.py

@@ -9,6 +9,7 @@ left out. With CI=true a tier that could not run is a failure: a green CI run me
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -28,6 +29,8 @@ from tests.softroce import guest, kernel  # noqa: E402
 BUILD = ROOT / "build"
 CI = os.environ.get("CI") == "true"
 SOFTROCE = ROOT / "tests" / "softroce"
+ENGINES = ROOT / "tests" / "engines"
+TORCH = "torch==2.13.0"
 TIER_TIMEOUT_S = 900.0
 
 SANITIZER_ENV = {
@@ -106,7 +109,14 @@ def pytest_of(*arguments: str) -> str:
 
 
 def python_tests() -> str:
-    return pytest_of(f"--ignore={SOFTROCE}")
+    return pytest_of(f"--ignore={SOFTROCE}", f"--ignore={ENGINES}")
+
+
+def engines() -> str:
+    """Released engines on the CPU, in folders of their own that the first run fills (tests/engines/environment.py)."""
+    if not importlib.util.find_spec("torch"):
+        sh("pip", "install", "-qq", TORCH)
+    return pytest_of(str(ENGINES))
 
 
 class SoftRoce:
@@ -184,6 +194,7 @@ WHEEL_FILES = (
     "roce_ring/mesh/plan.py",
     "roce_ring/mesh/examples/four-spark-ring.yaml",
     "roce_ring/ladder/shipped/pcie-hostbridge.json",
+    "roce_ring/engines/sglang.py",
 )
 WHEEL_CHECK = """
 import roce_ring, roce_ring.mesh.plan, roce_ring.native, sys
@@ -222,6 +233,7 @@ SOFTROCE_TOOLS = (*kernel.TOOLS, *guest.TOOLS)
 SOFT = SoftRoce()
 TIERS = (
     Tier("python", "Python tests", python_tests, wants=PYTHON_TOOLS),
+    Tier("engines", "SGLang, vLLM and torch.distributed over roce-ring, on the CPU", engines),
     Tier("native", "C and C++ tests", lambda: native("plain"), BUILD_TOOLS, VERBS),
     Tier("thread", "C and C++ tests under ThreadSanitizer", lambda: sanitized("thread"), BUILD_TOOLS, VERBS),
     Tier("address", "C and C++ tests under AddressSanitizer", lambda: sanitized("address"), BUILD_TOOLS, VERBS),

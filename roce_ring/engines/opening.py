@@ -14,7 +14,7 @@ from typing import Any
 from ..communicator import AllReduce
 from ..errors import ConfigError, RoceRingError
 from ..exchange import ExchangeError, TorchExchange
-from ..native import MAX_WORLD
+from ..native import MAX_WORLD, native
 from ..settings import Settings
 from ..topology import plan_of
 from .communicator import Communicator, live
@@ -97,6 +97,10 @@ def _ballot(members: tuple[int, ...], device: Any, engine: str) -> tuple[Ballot,
         problems.append(str(error))
     if len(members) > MAX_WORLD:
         problems.append(f"the group has {len(members)} ranks, at most {MAX_WORLD} are served")
+    try:
+        native()
+    except (RoceRingError, OSError, AttributeError) as error:  # a library that is missing or of another version
+        problems.append(f"roce-ring's libraries cannot be loaded: {error}")
     if device_name(device) != "cpu" and importlib.util.find_spec("cupy") is None:
         problems.append("CuPy is not installed (pip install 'roce-ring[cuda]')")
     return Ballot("; ".join(problems), planned in (None, len(members)), is_required(os.environ)), switches, settings
