@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 
 import pytest
 
+from roce_ring.engines import opening
 from roce_ring.engines.opening import device_name, gid_index, group_name, planned_world
 from roce_ring.engines.switches import Switches
 from roce_ring.engines.vote import Ballot, Outcome, count
@@ -112,6 +114,30 @@ def test_gid_index_is_the_ipv4_entry_of_roce_v2(tmp_path: object) -> None:
         (ports / "gid_attrs" / "types" / str(index)).write_text(kind + "\n")
     assert gid_index(("rocep1s0f0",), Path(str(tmp_path))) == "3"
     assert gid_index((), Path(str(tmp_path))) == "none"
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"), [([], "asked for no all-reduce"), (["a group of 2 ranks"], "a group of 2")]
+)
+def test_an_engine_that_never_asked_is_told_of_at_its_first_step(
+    monkeypatch: pytest.MonkeyPatch, asked: list[str], sentence: str
+) -> None:
+    """--disable-custom-all-reduce in an old recipe, or a hook that did not take: nothing else would show it."""
+    monkeypatch.setattr(opening, "_asked", asked)
+    monkeypatch.setattr(opening, "_checked", [])
+    monkeypatch.setenv("ROCE_RING_REQUIRED", "1")
+    log = logging.getLogger("quiet")
+    log.propagate = False
+    with pytest.raises(SystemExit, match=sentence):
+        opening.check_asked("SGLang", "start it without --disable-custom-all-reduce", log)
+    opening.check_asked("SGLang", "", log)  # once is enough
+
+
+@pytest.mark.expected_warnings("SGLang asked for no all-reduce of two or more ranks .start it without")
+def test_it_goes_on_where_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "_asked", [])
+    monkeypatch.setattr(opening, "_checked", [])
+    opening.check_asked("SGLang", "start it without --disable-custom-all-reduce", logging.getLogger("told"))
 
 
 def test_a_disabled_plug_in_is_nearly_free() -> None:
