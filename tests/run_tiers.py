@@ -29,6 +29,7 @@ from tests.softroce import guest, kernel  # noqa: E402
 BUILD = ROOT / "build"
 CI = os.environ.get("CI") == "true"
 SOFTROCE = ROOT / "tests" / "softroce"
+LOCAL = ROOT / "tests" / "local"
 ENGINES = ROOT / "tests" / "engines"
 TORCH = "torch==2.13.0"
 TIER_TIMEOUT_S = 900.0
@@ -109,7 +110,9 @@ def pytest_of(*arguments: str) -> str:
 
 
 def python_tests() -> str:
-    return pytest_of(f"--ignore={SOFTROCE}", f"--ignore={ENGINES}")
+    """Those whose ranks share the cores come one at a time, the others two."""
+    others = pytest_of(*(f"--ignore={one}" for one in (SOFTROCE, ENGINES, LOCAL)), "-n", "2", "--dist", "loadfile")
+    return "; ".join(note for note in (others, pytest_of(str(LOCAL))) if note)
 
 
 def engines() -> str:

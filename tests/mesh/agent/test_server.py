@@ -327,11 +327,13 @@ def test_a_client_that_dies_frees_its_lease_and_is_told(bench: Bench, place: Pat
 
 
 @pytest.mark.expected_warnings("the node agent went away")
-def test_leases_outlive_the_agent(bench: Bench, place: Path) -> None:
+@pytest.mark.expected_warnings("the node agent went away")
+def test_leases_outlive_the_agent(bench: Bench, place: Path, caplog: pytest.LogCaptureFixture) -> None:
     """An agent that is started again counts sessions that ran, before they have come back."""
     agent = bench.up()
     with serving(agent, place):
         lease = Lease(place / "run" / "lease.sock", "decode", "rank 0", bench.plan.hash)
+    until(lambda: "went away" in caplog.text, "the session hears that its agent is gone")
     again = bench.agent()
     assert [one.session for one in again.status().leases] == ["decode"]
     with pytest.raises(Refused, match="rank 0 runs"):
