@@ -10,7 +10,7 @@ from typing import Any
 
 from ..communicator import AllReduce
 from ..errors import UnsupportedError
-from ..tensors import describe
+from ..tensors import Tensor, describe
 
 # Prefills come in thousands of sizes; a log is for people.
 MOST_SHAPES_TOLD = 32
@@ -61,26 +61,57 @@ class Communicator:
 
     def should_all_gather(self, x: Any, out: Any) -> bool:
         """`x`: this rank's part. `out`: room for all ranks' parts one behind the other, in any shape."""
-        if not self._gather:
-            return False
-        try:
-            one, room = describe(x), describe(out)
-        except UnsupportedError:
-            return False
+        one, room = self._part(x), self._described(out)
         return (
-            one.device == room.device == self._ours.session.device
-            and one.contiguous
+            one is not None
+            and room is not None
             and room.contiguous
-            and one.dtype == room.dtype
+            and (room.device, room.dtype) == (one.device, one.dtype)
             and room.count == one.count * self.world_size
-            and 0 < one.bytes <= self._ours.settings.gather_bytes
         )
 
     def all_gather_into(self, out: Any, x: Any) -> None:
+        self._tell_of_gather(x)
+        self._ours.all_gather(x.view(-1), out=out.view(-1))
+
+    def gathered(self, x: Any, dim: int) -> Any:
+        """A new tensor with all ranks' x side by side along the first or the last dimension; None: left to the
+        engine."""
+        dim += x.dim() if dim < 0 else 0
+        if dim not in (0, x.dim() - 1) or self._part(x) is None:
+            return None
+        self._tell_of_gather(x)
+        return self._ours.all_gather(x, dim)
+
+    def _part(self, x: Any) -> Tensor | None:
+        """One rank's part, if it can be gathered here."""
+        one = self._described(x) if self._gather else None
+        if one is None or not one.contiguous or one.device != self._ours.session.device:
+            return None
+        return one if 0 < one.bytes <= self._ours.settings.gather_bytes else None
+
+    @staticmethod
+    def _described(x: Any) -> Tensor | None:
+        try:
+            return describe(x)
+        except UnsupportedError:
+            return None
+
+    def _tell_of_gather(self, x: Any) -> None:
         shape = ("gather", x.shape, x.dtype)
         if shape not in self._told:
             self._tell("all-gather", x, shape)
-        self._ours.all_gather(x.view(-1), out=out.view(-1))
+
+    # ---- what vLLM's models ask its own ----
+
+    fully_connected = False  # by NVLink
+    mnnvl_lamport_ag_multicast_ptr = 0
+
+    def custom_all_gather(self, x: Any) -> Any:
+        return self.gathered(x, 0)
+
+    def custom_reduce_scatter(self, x: Any) -> None:
+        """Left to the engine."""
 
     # ---- life ----
 

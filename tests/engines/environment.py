@@ -22,10 +22,20 @@ ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "engines"
 HERE = Path(__file__).parent
 INSTALL_S = 600.0
+VLLM = "0.33.0"
+# What its setup.py imports; later ones than this project's own environment has, or not in it at all.
+VLLM_BUILD = (
+    "setuptools==80.10.2",
+    "setuptools-scm==10.3.4",
+    "vcs-versioning==2.6.0",
+    "setuptools-rust==1.13.0",
+    "semantic-version==2.10.0",
+)
 
 
-def site(name: str, *packages: str) -> Path:
-    """The folder with what requirements-NAME.txt lists, or with `packages`; made once, and anew if the list changes."""
+def site(name: str, *packages: str, **environ: str) -> Path:
+    """The folder with what requirements-NAME.txt lists, or with `packages`; made once, and anew if the list changes.
+    `environ`: what builds of sources need to know."""
     wanted = list(packages) or ["-r", str(HERE / f"requirements-{name}.txt")]
     listed = "\n".join(packages) or (HERE / f"requirements-{name}.txt").read_text()
     folder = BUILD / f"{name}-{hashlib.sha256(listed.encode()).hexdigest()[:12]}"
@@ -33,11 +43,29 @@ def site(name: str, *packages: str) -> Path:
         half = folder.with_suffix(".half")
         shutil.rmtree(half, ignore_errors=True)
         pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-compile", "--target", str(half)]
-        done = subprocess.run([*pip, *wanted], capture_output=True, text=True, timeout=INSTALL_S, check=False)
+        every = {**os.environ, **environ}
+        done = subprocess.run(
+            [*pip, *wanted], capture_output=True, text=True, timeout=INSTALL_S, check=False, env=every
+        )
         if done.returncode:
             raise RuntimeError(f"{name} could not be installed: {done.stderr[-2000:]}")
         half.rename(folder)
     return folder
+
+
+def vllm_sites() -> list[Path]:
+    """vLLM, what it imports, and SGLang's folder, which has the rest of that. Its wheel has 340 MB, nearly all of it
+    for GPUs; its source has 47, and a build target that compiles nothing, which makes a wheel of the same Python."""
+    engine = site(
+        f"vllm-{VLLM}",
+        "--no-build-isolation",
+        "--no-binary=vllm",
+        f"vllm=={VLLM}",
+        PYTHONPATH=str(site("vllm-build", *VLLM_BUILD)),
+        VLLM_TARGET_DEVICE="empty",
+        VLLM_VERSION_OVERRIDE=VLLM,  # else the wheel calls itself 0.33.0+empty, which pip refuses
+    )
+    return [engine, site("vllm"), site("sglang")]
 
 
 @dataclass(frozen=True)
