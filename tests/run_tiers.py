@@ -198,6 +198,7 @@ WHEEL_FILES = (
     "roce_ring/mesh/examples/four-spark-ring.yaml",
     "roce_ring/ladder/shipped/pcie-hostbridge.json",
     "roce_ring/engines/sglang.py",
+    "roce_ring/engines/vllm.py",
 )
 WHEEL_CHECK = """
 import roce_ring, roce_ring.mesh.plan, roce_ring.native, sys
