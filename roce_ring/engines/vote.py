@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 
 from ..exchange import Exchange, ExchangeError
 
-VOTE_S = 60.0  # ranks of an engine reach this point within seconds of each other; a node that never does is named
+VOTE_S = 30.0  # ranks of an engine reach this point within seconds of each other; a node that never does is named
 
 
 @dataclass(frozen=True, slots=True)
