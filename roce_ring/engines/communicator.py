@@ -10,6 +10,7 @@ from typing import Any
 
 from ..communicator import AllReduce
 from ..errors import UnsupportedError
+from ..native import DTYPES
 from ..tensors import Tensor, describe
 
 # Prefills come in thousands of sizes; a log is for people.
@@ -45,8 +46,15 @@ class Communicator:
         # Decoding asks about the same few shapes before every all-reduce, and a look into a set is cheaper than to find
         # out all about a tensor.
         if (x.dtype, x.shape) in self._fits:
-            return bool(x.is_contiguous() and x.get_device() == self._device)
-        fits = self._ours.should_all_reduce(x)
+            return bool(x.get_device() == self._device)
+        t = self._described(x)
+        # Not by strides: a view on one rank alone must not send that rank elsewhere.
+        fits = (
+            t is not None
+            and t.device == self._ours.session.device
+            and t.dtype in DTYPES
+            and 0 < t.bytes <= self.max_size
+        )
         if fits and len(self._fits) < MOST_SHAPES_KNOWN:
             self._fits.add((x.dtype, x.shape))
         return fits
@@ -55,7 +63,7 @@ class Communicator:
         """A new tensor with the sum. Raises SessionAborted once a rank is lost."""
         if (x.dtype, x.shape) not in self._told:
             self._tell("all-reduce", x, (x.dtype, x.shape))
-        return self._ours.all_reduce(x)
+        return self._ours.all_reduce(x.contiguous())
 
     # ---- all-gather ----
 
@@ -72,7 +80,7 @@ class Communicator:
 
     def all_gather_into(self, out: Any, x: Any) -> None:
         self._tell_of_gather(x)
-        self._ours.all_gather(x.view(-1), out=out.view(-1))
+        self._ours.all_gather(x.contiguous().view(-1), out=out.view(-1))
 
     def gathered(self, x: Any, dim: int) -> Any:
         """A new tensor with all ranks' x side by side along the first or the last dimension; None: left to the
@@ -81,12 +89,12 @@ class Communicator:
         if dim not in (0, x.dim() - 1) or self._part(x) is None:
             return None
         self._tell_of_gather(x)
-        return self._ours.all_gather(x, dim)
+        return self._ours.all_gather(x.contiguous(), dim)
 
     def _part(self, x: Any) -> Tensor | None:
         """One rank's part, if it can be gathered here."""
         one = self._described(x) if self._gather else None
-        if one is None or not one.contiguous or one.device != self._ours.session.device:
+        if one is None or one.device != self._ours.session.device:
             return None
         return one if 0 < one.bytes <= self._ours.settings.gather_bytes else None
 
